@@ -1,0 +1,137 @@
+"""The seam between the framework and a device.
+
+A driver speaks in integers: a *stream key* names a stream for as long as it exists, an *event* is a handle the
+driver made. Everything above this protocol (clocks, fences, pool, captures) is shared by every device; there are
+two implementations, ``workspace.cuda`` and ``workspace.simulated``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+
+class Buffer(Protocol):
+    """Bytes obtained from the framework's own allocator; dropping the last reference gives them back."""
+
+    address: int
+    nbytes: int
+
+
+class Graph(Protocol):
+    """One instantiated captured graph (one segment of a breakable graph)."""
+
+    def launch(self, stream: int) -> None:
+        """Enqueue the graph on a stream."""
+
+    def reset(self) -> None:
+        """Destroy the graph; callbacks registered with `Driver.on_graph_release` fire."""
+
+
+class Driver(Protocol):
+    """What the framework asks of a device.
+
+    No verb may synchronise the host unless its name says so. Every query, allocation, free and synchronisation
+    runs so that a capture in progress on *another* stream or thread survives it (on CUDA: under
+    ``cuThreadExchangeStreamCaptureMode(relaxed)``).
+    """
+
+    name: str
+    device: torch.device
+
+    # -- streams -------------------------------------------------------------------------------------------
+    def current_stream(self) -> int:
+        """Key of the calling thread's current stream (legal during captures)."""
+
+    def set_stream(self, stream: int) -> None:
+        """Make a stream the calling thread's current one."""
+
+    def new_stream(self, name: str) -> int:
+        """Create a stream the framework owns and never destroys; return its key."""
+
+    def stream_key(self, stream: object) -> int:
+        """Key of a stream given as the framework's object, ``cuda.core`` object, raw handle or key.
+
+        A raw handle is identified anew at each call: handles are reused after destruction, keys are not.
+        Raises `StreamError` for None, for a stream of another device, and for a raw stream that is capturing.
+        """
+
+    def owned(self, stream: int) -> bool:
+        """Whether the stream lives as long as the process, so that an event on it may be recorded late."""
+
+    def capture_of(self, stream: int) -> int:
+        """Identity of the capture the stream is part of, 0 when it is not capturing."""
+
+    # -- events --------------------------------------------------------------------------------------------
+    def new_event(self) -> int: ...
+
+    def free_event(self, event: int) -> None: ...
+
+    def record(self, event: int, stream: int) -> None: ...
+
+    def wait(self, event: int, stream: int) -> None:
+        """Make later work on the stream wait for the event's most recent record (none: no effect)."""
+
+    def done(self, event: int) -> bool:
+        """Whether everything before the event's last record is complete. Never called on captured events."""
+
+    def synchronize_event(self, event: int) -> None: ...
+
+    def synchronize(self, stream: int | None = None) -> None:
+        """Block the host until a stream, or with None the device, is idle."""
+
+    # -- memory --------------------------------------------------------------------------------------------
+    def alloc(self, nbytes: int, stream: int) -> Buffer:
+        """Bytes from the framework's caching allocator, for use on `stream`. Raises `OutOfMemory`."""
+
+    def record_use(self, memory: Any, stream: int) -> None:
+        """Tell the framework's allocator that a buffer or tensor it owns is used on `stream` (``record_stream``)."""
+
+    def memset(self, address: int, nbytes: int, value: int, stream: int) -> None:
+        """Enqueue a fill with one byte value (0..255); captured when the stream is capturing."""
+
+    def tensor(
+        self,
+        buffer: Buffer,
+        offset: int,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        on_death: Callable[[], None] | None = None,
+    ) -> Any:
+        """A contiguous tensor with a storage of its own over ``buffer[offset:]``.
+
+        The buffer stays alive as long as the storage. `on_death` is called from the storage's finaliser, views
+        included; it must take no lock and make no device call. With virtual memory, a `VirtualTensor`.
+        """
+
+    def address_of(self, tensor: Any) -> int:
+        """First byte of a tensor's storage range (its data pointer)."""
+
+    def owner_of(self, address: int, nbytes: int, owner: str) -> None:
+        """Attribute bytes to an owner in the device's access log (no effect on a device without one)."""
+
+    def trim(self) -> None:
+        """Return memory cached by the framework's allocator to the device (``empty_cache``)."""
+
+    # -- captures and graphs -------------------------------------------------------------------------------
+    def begin_capture(self, stream: int) -> int:
+        """Begin a capture on a stream; return its identity."""
+
+    def end_capture(self, stream: int) -> Graph: ...
+
+    def abort_capture(self, stream: int) -> None:
+        """End a capture that failed, keeping nothing; the stream is usable again."""
+
+    def on_graph_release(self, graph: Graph, callback: Callable[[], None]) -> None:
+        """Call back once when the graph's resources are gone (reset or collected), from any thread."""
+
+    def watch_captures(
+        self, began: Callable[[int, int], None], ended: Callable[[int, int, Graph | None], None]
+    ) -> None:
+        """Register callbacks ``began(stream, capture)`` and ``ended(stream, capture, graph)``.
+
+        They fire for every capture the process begins through the framework (torch's ``CUDAGraph``, the simulated
+        device), including those this library begins. ``graph`` is None when the capture failed.
+        """
