@@ -1,0 +1,67 @@
+# make sweep   replay a request trace under every strategy; table, JSON and pictures in sweep-results/
+# make test    the whole test suite
+# make lint    ruff, mypy and the import contracts
+# make bench   the speed and memory targets, written to benchmarks/results/
+#
+# The first use makes .venv and installs into it. With `PYTHON=python3 NO_INSTALL=1` the given interpreter is used as it
+# is: no virtual environment, no network.
+
+PYTHON ?= python3
+VENV ?= .venv
+# Installed first where there is no torch: left to the version range alone, pip would fetch the newest CUDA build.
+TORCH ?= torch==2.13.0
+SWEEP_ARGS ?=
+PYTEST_ARGS ?= -n 2
+SOURCES = $(wildcard workspace dsv4 benchmarks tests)
+
+ifdef NO_INSTALL
+RUN = $(PYTHON)
+READY = workspace.egg-info/entry_points.txt
+LINT_READY = $(READY)
+else
+RUN = $(VENV)/bin/python
+READY = $(VENV)/.ready
+LINT_READY = $(VENV)/.lint-ready
+endif
+
+.PHONY: sweep test lint bench clean
+
+sweep: $(READY)
+	$(RUN) -m workspace.cli sweep $(SWEEP_ARGS)
+
+test: $(READY)
+	$(RUN) -m pytest $(PYTEST_ARGS)
+
+lint: $(LINT_READY)
+	$(RUN) -m ruff check $(SOURCES)
+	$(RUN) -m mypy $(filter-out tests,$(SOURCES))
+	$(RUN) -c "from importlinter.cli import lint_imports; raise SystemExit(lint_imports())"
+
+bench: $(READY)
+	$(RUN) -m benchmarks
+
+clean:
+	rm -rf $(VENV) build workspace.egg-info sweep-results
+
+# A torch of the base interpreter is used where it is in range, so that a GPU machine keeps its own build.
+$(VENV)/bin/python:
+	if $(PYTHON) -c "$(TORCH_IN_RANGE)" 2>/dev/null; then $(PYTHON) -m venv --system-site-packages $(VENV); \
+	else $(PYTHON) -m venv $(VENV); fi
+
+$(VENV)/.ready: pyproject.toml | $(VENV)/bin/python
+	$(RUN) -c "$(TORCH_IN_RANGE)" 2>/dev/null || $(RUN) -m pip install '$(TORCH)'
+	$(RUN) -m pip install -e '.[test]'
+	touch $@
+
+$(VENV)/.lint-ready: pyproject.toml | $(VENV)/.ready
+	$(RUN) -m pip install -e '.[test,dev]'
+	touch $@
+
+# Entry points are found through this folder when the package is not installed.
+workspace.egg-info/entry_points.txt: pyproject.toml
+	$(RUN) -c "import setuptools; setuptools.setup()" -q egg_info
+	touch $@
+
+define TORCH_IN_RANGE
+from importlib.metadata import version; v = tuple(map(int, version('torch').split('.')[:2])); assert (2, 11) <= v < (2, 15)
+endef
