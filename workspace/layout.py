@@ -1,0 +1,291 @@
+"""Layouts: named tensor specs, with symbolic dims, that live together in one lease."""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+
+import attrs
+import torch
+
+from workspace.errors import LayoutError, SizeError
+
+ALIGNMENT = 256
+"""Default alignment of every tensor in bytes: what the caching allocator and vectorised kernels rely on."""
+
+MAX_BYTES = 2**63 - 1
+
+_OPERATORS: dict[type, Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
+@lru_cache(maxsize=4096)
+def _parse(text: str) -> ast.expr:
+    try:
+        return ast.parse(text, mode="eval").body
+    except SyntaxError as error:
+        raise LayoutError(f"dim {text!r} is not an expression", "write a name, or + - * // % of names and integers") from error
+
+
+def evaluate(dim: int | str, dims: Mapping[str, int]) -> int:
+    """Value of a dim: an integer, a name, or ``+ - * // %`` of both with parentheses."""
+    if isinstance(dim, int):
+        return dim
+    return _evaluate(_parse(dim), dim, dims)
+
+
+def _evaluate(node: ast.expr, text: str, dims: Mapping[str, int]) -> int:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if isinstance(node, ast.Name):
+        if node.id not in dims:
+            raise LayoutError(f"dim {node.id!r} of {text!r} has no value", f"pass {node.id}=<int>", dim=node.id)
+        return dims[node.id]
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        left, right = _evaluate(node.left, text, dims), _evaluate(node.right, text, dims)
+        if right == 0 and isinstance(node.op, ast.FloorDiv | ast.Mod):
+            raise LayoutError(f"dim {text!r} divides by zero for {dict(dims)}", "pass a divisor above 0")
+        return _OPERATORS[type(node.op)](left, right)
+    raise LayoutError(f"dim {text!r} uses {type(node).__name__}", "use names, integers and + - * // % only")
+
+
+def _names(dim: int | str) -> set[str]:
+    if isinstance(dim, int):
+        return set()
+    return {node.id for node in ast.walk(_parse(dim)) if isinstance(node, ast.Name)}
+
+
+@attrs.frozen
+class TensorSpec:
+    """Shape, dtype and alignment of one tensor of a layout. Made with `spec`.
+
+    Parameters
+    ----------
+    shape
+        Dims: integers, names such as ``"T"``, or expressions such as ``"(C+3)//4"``.
+    dtype
+        Any torch dtype; packed fp4 is kept as ``torch.uint8`` with half the elements.
+    align
+        Bytes; a power of two. The address is a multiple of it.
+    """
+
+    shape: tuple[int | str, ...]
+    dtype: torch.dtype
+    align: int = ALIGNMENT
+
+    def __attrs_post_init__(self) -> None:
+        if not isinstance(self.dtype, torch.dtype):
+            raise LayoutError(f"dtype {self.dtype!r} is not a torch dtype", "pass e.g. torch.bfloat16")
+        if type(self.align) is not int or self.align < 1 or self.align & (self.align - 1):
+            raise LayoutError(f"alignment {self.align!r} is not a power of two", "pass 1, 2, 4, ... bytes")
+        for dim in self.shape:
+            if type(dim) is int and dim < 0:
+                raise SizeError(f"dim {dim} of shape {self.shape} is negative", "dims are 0 or more")
+            if type(dim) not in (int, str):
+                raise LayoutError(f"dim {dim!r} is neither an integer nor a name", "pass an int or a str")
+            _names(dim)
+
+    def resolve(self, dims: Mapping[str, int]) -> tuple[tuple[int, ...], int]:
+        """Concrete shape and its bytes (0 for an empty tensor)."""
+        shape = tuple(evaluate(dim, dims) for dim in self.shape)
+        if any(dim < 0 for dim in shape):
+            raise SizeError(f"shape {self.shape} is {shape} for {dict(dims)}: a dim is negative", "dims are 0 or more")
+        nbytes = math.prod(shape) * self.dtype.itemsize
+        if nbytes > MAX_BYTES:
+            raise SizeError(f"shape {shape} of {self.dtype} takes {nbytes} bytes, above 2**63-1", "check the dims")
+        return shape, nbytes
+
+
+def spec(*shape: int | str, dtype: torch.dtype, align: int = ALIGNMENT) -> TensorSpec:
+    """A tensor spec: ``spec("T", 64, 128, dtype=torch.float8_e4m3fn)``. See `TensorSpec`."""
+    return TensorSpec(tuple(shape), dtype, align)
+
+
+@attrs.frozen
+class Exclusive:
+    """Groups of a layout's tensors of which only one group is used at a time, so that they may share bytes.
+
+    Sharing is only accepted where the order between the groups is known: every group names the stream its uses
+    are on, and they name the same one.
+
+    Parameters
+    ----------
+    groups
+        Tuples of tensor names, pairwise disjoint.
+    streams
+        For each group, the name of the one stream (``"main"``, ``"aux0"``, ...) it is used on.
+    """
+
+    groups: tuple[tuple[str, ...], ...]
+    streams: tuple[str, ...]
+
+    def __attrs_post_init__(self) -> None:
+        if len(self.groups) != len(self.streams):
+            raise LayoutError(
+                f"{len(self.groups)} exclusive groups but {len(self.streams)} streams", "name one stream for each group"
+            )
+        if len(set(self.streams)) > 1:
+            raise LayoutError(
+                f"exclusive groups {self.groups} are used on different streams {self.streams}, which nothing orders",
+                "give each group bytes of its own, or use them on one stream",
+            )
+        names = [name for group in self.groups for name in group]
+        if len(set(names)) != len(names):
+            raise LayoutError(f"a tensor stands in two of the exclusive groups {self.groups}", "name each tensor once")
+
+
+@attrs.frozen
+class Extent:
+    """Where one tensor of a resolved layout lies: offset and size in bytes, shape, dtype."""
+
+    name: str
+    offset: int
+    nbytes: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@attrs.frozen(eq=False)
+class Resolved:
+    """A layout with every dim given: the extents and the total size in bytes."""
+
+    layout: Layout
+    dims: tuple[tuple[str, int], ...]
+    extents: tuple[Extent, ...]
+    nbytes: int
+    align: int
+
+
+class Layout:
+    """A named set of tensor specs that one lease holds together.
+
+    Offsets add up: no two tensors share a byte, unless they are in `Exclusive` groups.
+
+    Parameters
+    ----------
+    name
+        Also the default owner of the bytes in every report.
+    exclusive
+        Groups that may share bytes; see `Exclusive`.
+    family
+        Only the unsafe strategy ``unfenced`` reads it: layouts of one family overlay each other, as the
+        families of the reverted pool did.
+    **specs
+        The tensors, by the attribute name they get on the lease.
+
+    Examples
+    --------
+    >>> Layout("indexer", q=spec("T", 64, 128, dtype=torch.uint8)).size(T=2)
+    16384
+    """
+
+    __slots__ = ("_resolved", "dim_names", "exclusive", "family", "name", "specs")
+
+    def __init__(
+        self, name: str, /, *, exclusive: tuple[Exclusive, ...] = (), family: str | None = None, **specs: TensorSpec
+    ) -> None:
+        if not name or not isinstance(name, str):
+            raise LayoutError(f"layout name {name!r} is not a name", "pass a non-empty str")
+        for key, value in specs.items():
+            if not isinstance(value, TensorSpec):
+                raise LayoutError(f"{name}.{key} is {value!r}, not a spec", "use workspace.spec(*shape, dtype=...)")
+            if key in RESERVED:
+                raise LayoutError(f"{name}.{key}: the lease itself has an attribute {key!r}", "choose another name")
+        for group in exclusive:
+            for key in (key for names in group.groups for key in names):
+                if key not in specs:
+                    raise LayoutError(f"exclusive group names {key!r}, which layout {name!r} lacks", "fix the name")
+        self.name = name
+        self.specs = specs
+        self.exclusive = exclusive
+        self.family = family
+        self.dim_names = frozenset(dim for one in specs.values() for axis in one.shape for dim in _names(axis))
+        self._resolved: dict[tuple[tuple[str, int], ...], Resolved] = {}
+
+    def __repr__(self) -> str:
+        return f"Layout({self.name!r}, {', '.join(self.specs)})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (self.name, self.exclusive, self.family, self.specs)
+
+    def resolve(self, **dims: int) -> Resolved:
+        """Offsets, shapes and total bytes for given dims. Raises `LayoutError` for missing, unknown or negative dims."""
+        key = tuple(sorted(dims.items()))
+        found = self._resolved.get(key)
+        if found is None:
+            # Dims come from request sizes: without a bound the cache would grow with every token count ever seen.
+            if len(self._resolved) >= RESOLVED_KEPT:
+                self._resolved.clear()
+            found = self._resolved[key] = self._resolve(dims, key)
+        return found
+
+    def size(self, **dims: int) -> int:
+        """Bytes of one lease, each tensor aligned."""
+        return self.resolve(**dims).nbytes
+
+    def _resolve(self, dims: Mapping[str, int], key: tuple[tuple[str, int], ...]) -> Resolved:
+        unknown = dims.keys() - self.dim_names
+        if unknown:
+            raise LayoutError(
+                f"layout {self.name!r} has no dim {', '.join(sorted(unknown))}",
+                f"its dims are {', '.join(sorted(self.dim_names)) or 'none'}",
+            )
+        for dim, value in dims.items():
+            if type(value) is not int:
+                raise SizeError(f"dim {dim}={value!r} of layout {self.name!r} is not an int", "pass a Python int")
+            if value < 0:
+                raise SizeError(f"dim {dim}={value} of layout {self.name!r} is negative", "dims are 0 or more")
+        placed: dict[str, Extent] = {}
+        end = 0
+        for names, start in self._groups():
+            offset = end if start is None else placed[start].offset
+            for name in names:
+                shape, nbytes = self.specs[name].resolve(dims)
+                offset = round_up(offset, self.specs[name].align)
+                placed[name] = Extent(name, offset, nbytes, shape, self.specs[name].dtype)
+                offset += nbytes
+            end = max(end, offset)
+        align = max((one.align for one in self.specs.values()), default=1)
+        nbytes = round_up(end, ALIGNMENT)
+        if nbytes > MAX_BYTES:
+            raise SizeError(f"layout {self.name!r} takes {nbytes} bytes, above 2**63-1", "check the dims", **dims)
+        return Resolved(self, key, tuple(placed[name] for name in self.specs), nbytes, align)
+
+    def _groups(self) -> list[tuple[tuple[str, ...], str | None]]:
+        """Names in placement order, with the tensor at whose offset an overlaying group starts."""
+        grouped = {name for one in self.exclusive for names in one.groups for name in names}
+        order: list[tuple[tuple[str, ...], str | None]] = [((name,), None) for name in self.specs if name not in grouped]
+        for one in self.exclusive:
+            filled = [names for names in one.groups if names]
+            # The widest alignment first, so that the shared start suits every group.
+            first = max(filled, key=lambda names: self.specs[names[0]].align)
+            order.append((first, None))
+            order.extend((names, first[0]) for names in filled if names is not first)
+        return order
+
+
+RESOLVED_KEPT = 16384
+
+RESERVED = frozenset(
+    ("release", "released", "owner", "stream", "nbytes", "until", "use", "address", "layout", "tensors", "workspace")
+)
+"""Attribute names of a lease, which no tensor of a layout may take."""
+
+
+def _rebuild(
+    name: str, exclusive: tuple[Exclusive, ...], family: str | None, specs: dict[str, TensorSpec]
+) -> Layout:
+    return Layout(name, exclusive=exclusive, family=family, **specs)
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The smallest multiple not below the value."""
+    return -(-value // multiple) * multiple
