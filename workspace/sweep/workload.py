@@ -1,0 +1,89 @@
+"""What the sweep replays. A workload registers itself in the entry-point group ``workspace.workloads``.
+
+The entry point names a class without constructor arguments; each worker process makes its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import attrs
+
+MODES = ("eager", "full", "wide", "narrow", "overflow")
+"""Run modes: no graph; one graph; graphs with wide or narrow eager regions; a step too large for the graphs."""
+
+
+@attrs.frozen
+class Step:
+    """One forward pass of the model.
+
+    Attributes
+    ----------
+    index
+        Position in the session, from 0.
+    tokens
+        Tokens in the step: ``prefill_tokens + decode_tokens``.
+    prefill_tokens, decode_tokens
+        Prompt tokens, and one token for each request that generates.
+    requests
+        Requests with tokens in the step.
+    """
+
+    index: int
+    tokens: int
+    prefill_tokens: int
+    decode_tokens: int
+    requests: int
+
+
+class Runner(Protocol):
+    """A model made ready on one workspace: streams created, layouts reserved, graphs captured."""
+
+    def run(self, step: Any) -> None:
+        """Enqueue one step of the session that prepared this runner, in its mode."""
+
+    def close(self) -> None:
+        """Release what the runner holds: leases, graphs, streams. The workspace stays open."""
+
+
+class Session(Protocol):
+    """A model and a sequence of steps; the same arguments give the same steps in every process."""
+
+    description: str
+
+    def steps(self, count: int | None) -> Iterator[Any]:
+        """The first `count` steps (`Step` or a class with its attributes); None gives the session's default."""
+
+    def prepare(self, ws: Any, mode: str, aux_streams: bool, micro_batches: int) -> Runner:
+        """Make the model ready on a workspace.
+
+        Parameters
+        ----------
+        ws
+            The workspace; its device may be simulated with virtual memory.
+        mode
+            One of `MODES`.
+        aux_streams
+            Whether the model forks to side streams.
+        micro_batches
+            Parts each step is cut into, which run on streams of their own.
+        """
+
+
+class Workload(Protocol):
+    """A family of models that can be replayed."""
+
+    name: str
+    models: tuple[str, ...]
+    """Presets; the first is the default. Anything else is read as the path of a config file."""
+
+    def open(self, model: str, trace: Path | None, seed: int) -> Session:
+        """A session over the request trace (None: a generated one).
+
+        Raises
+        ------
+        WorkspaceError
+            The model is neither a preset nor a valid config file, or the trace is truncated or foreign.
+        """
