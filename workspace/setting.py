@@ -90,7 +90,7 @@ _PARSERS: dict[Any, Callable[[object], Any]] = {
     dict[str, str]: _pairs,
 }
 _converter.register_structure_hook_func(_PARSERS.__contains__, lambda value, kind: _PARSERS[kind](value))
-for _kind in (bool, int, float, str):  # where a predicate does not replace the lenient hook of cattrs
+for _kind in (bool, int, float, str, Path):  # where a predicate does not replace the lenient hook of cattrs
     _converter.register_structure_hook(_kind, lambda value, kind: _PARSERS[kind](value))
 _converter.register_structure_hook_func(lambda kind: get_origin(kind) is Literal, _choice)
 

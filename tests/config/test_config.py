@@ -25,11 +25,13 @@ def test_defaults_say_so() -> None:
 
 def test_later_sources_win() -> None:
     """File beats default, environment beats file, override beats environment; each is remembered."""
-    Path("w.toml").write_text('strategy = "per_stream"\nin_flight = 1\nmicro_batches = 2\ncapacity = "1 GiB"\n')
+    lines = ['strategy = "per_stream"', "in_flight = 1", "micro_batches = 2", 'capacity = "1 GiB"']
+    Path("w.toml").write_text("\n".join(lines))
     env = {"WORKSPACE_IN_FLIGHT": "3", "WORKSPACE_MICRO_BATCHES": "4"}
     loaded = load_config("w.toml", env, {"micro_batches": 5}, "command line")
     assert loaded.config == WorkspaceConfig("per_stream", in_flight=3, micro_batches=5, capacity=1 << 30)
-    wanted = {"capacity": "w.toml", "in_flight": "environment WORKSPACE_IN_FLIGHT", "micro_batches": "command line"}
+    variable = "environment WORKSPACE_IN_FLIGHT"
+    wanted = {"capacity": "w.toml", "in_flight": variable, "micro_batches": "command line"}
     assert {key: loaded.sources[key] for key in wanted} == wanted
 
 
@@ -56,22 +58,31 @@ def test_sizes_have_units(text: str, value: int | None) -> None:
 
 def test_environment_strings_become_values() -> None:
     """Flags, tables and paths are read from environment strings."""
-    env = {"WORKSPACE_POISON": "on", "WORKSPACE_OWNERS": "draft=caching,main=planned", "WORKSPACE_TRACE": "t.jsonl"}
+    owners = "draft=caching,main=planned"
+    env = {"WORKSPACE_POISON": "on", "WORKSPACE_OWNERS": owners, "WORKSPACE_TRACE": "t.jsonl"}
     config = load_config(env=env).config
     assert config.poison is True and config.trace == Path("t.jsonl")
     assert config.owners == {"draft": "caching", "main": "planned"}
 
 
-BAD = [
-    ("strategy", ""), ("strategy", None), ("allow_unsafe", "maybe"), ("allow_unsafe", 2), ("micro_batches", 0),
-    ("micro_batches", True), ("micro_batches", 1.5), ("in_flight", -1), ("recording", "lasy"), ("granularity", 0),
-    ("granularity", 3 << 20), ("granularity", "2 parsecs"), ("capacity", 0), ("capacity", "-1"), ("headroom", 0.5),
-    ("headroom", float("nan")), ("headroom", "wide"), ("foreign_captures", "allow"), ("guard", -256), ("limit", 1.5),
-    ("trace", ""), ("trace", 7), ("owners", {"draft": 1}), ("owners", {"": "caching"}), ("owners", "draft"),
-]  # fmt: skip
+BAD = {
+    "strategy": ["", None],
+    "allow_unsafe": ["maybe", 2],
+    "micro_batches": [0, True, 1.5],
+    "in_flight": [-1],
+    "recording": ["lasy"],
+    "granularity": [0, 3 << 20, "2 parsecs"],
+    "capacity": [0, "-1"],
+    "headroom": [0.5, float("nan"), "wide"],
+    "foreign_captures": ["allow"],
+    "guard": [-256],
+    "limit": [1.5],
+    "trace": ["", 7],
+    "owners": [{"draft": 1}, {"": "caching"}, "draft"],
+}
 
 
-@pytest.mark.parametrize(("key", "value"), BAD)
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key in BAD for value in BAD[key]])
 def test_bad_value_is_a_named_error(key: str, value: object) -> None:
     """Key, value, rule and source are in the error, by every way in."""
     with pytest.raises(ConfigError) as direct:

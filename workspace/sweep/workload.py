@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import attrs
 
 MODES = ("eager", "full", "wide", "narrow", "overflow")
-"""Run modes: no graph; one graph; graphs with wide or narrow eager regions; a step too large for the graphs."""
+"""No graph; one graph; graphs with wide or narrow eager regions; a step too large for the graphs."""
 
 
 @attrs.frozen
@@ -54,7 +54,7 @@ class Session(Protocol):
     description: str
 
     def steps(self, count: int | None) -> Iterator[Any]:
-        """The first `count` steps (`Step` or a class with its attributes); None gives the session's default."""
+        """The first `count` steps (`Step`, or a class with its attributes); None: the session's default."""
 
     def prepare(self, ws: Any, mode: str, aux_streams: bool, micro_batches: int) -> Runner:
         """Make the model ready on a workspace.
