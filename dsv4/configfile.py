@@ -1,0 +1,144 @@
+"""Reading a ``config.json`` of the family, in DeepSeek's own spelling or in that of transformers."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from dsv4.config import CHOICES, FIELDS, REQUIRED, ModelConfig, RopeScaling, check
+from dsv4.errors import ModelConfigError, listed
+from dsv4.presets import PRESETS
+
+MODEL_TYPE = "deepseek_v4"
+
+# What transformers 5.17 writes instead of compress_ratios (configuration_deepseek_v4.py).
+RATIO_OF_LAYER_TYPE = {
+    "sliding_attention": 0,
+    "compressed_sparse_attention": 4,
+    "heavily_compressed_attention": 128,
+}
+
+
+def resolve(model: str) -> ModelConfig:
+    """The preset of that name, or the config in that file.
+
+    Raises `ModelConfigError` when it is neither.
+    """
+    if model in PRESETS:
+        return PRESETS[model]
+    if Path(model).exists():
+        return load(model)
+    near = difflib.get_close_matches(model, PRESETS, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise ModelConfigError(
+        f"model {model!r} is neither a preset nor a file",
+        f"{hint}pass {', '.join(PRESETS)} or a config.json",
+        model=model,
+    )
+
+
+def load(path: str | Path) -> ModelConfig:
+    """Read a ``config.json``, or the one in a checkpoint folder.
+
+    Keys that say nothing about shapes or numerics (``torch_dtype``, ...) are ignored.
+
+    Raises
+    ------
+    ModelConfigError
+        The file cannot be read, is not JSON, is another model's, or has missing or
+        bad values; all are listed.
+    """
+    file = Path(path)
+    if file.is_dir():
+        file = file / "config.json"
+    try:
+        keys = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelConfigError(
+            f"{file}: {error.strerror}", "pass a readable config.json", path=str(file)
+        ) from error
+    except ValueError as error:
+        raise ModelConfigError(
+            f"{file} is not JSON: {error}", "pass the model's config.json", path=str(file)
+        ) from error
+    return from_keys(keys, str(file))
+
+
+def from_keys(keys: object, source: str = "the config") -> ModelConfig:
+    """A config from the parsed keys of a ``config.json``; see `load`."""
+    if not isinstance(keys, dict):
+        raise ModelConfigError(
+            f"{source} holds {type(keys).__name__}, not an object", "pass the model's config.json"
+        )
+    found = keys.get("model_type", MODEL_TYPE)
+    if found != MODEL_TYPE:
+        raise ModelConfigError(
+            f"{source} is of model_type {found!r}",
+            f"this package runs {MODEL_TYPE!r} models only",
+            model_type=found,
+        )
+    problems: list[str] = []
+    values = dict(_translate(keys, problems))
+    problems += _missing(values, keys)
+    problems += check(values)
+    if problems:
+        raise listed(source, problems)
+    return ModelConfig(**values)
+
+
+def _missing(values: Mapping[str, Any], keys: Mapping[str, Any]) -> Iterator[str]:
+    strangers = [key for key in keys if key not in FIELDS]
+    for name in REQUIRED:
+        if name not in values:
+            near = difflib.get_close_matches(name, strangers, n=1, cutoff=0.8)
+            yield f"{name} is missing" + (f" (there is {near[0]!r})" if near else "")
+
+
+def _translate(keys: Mapping[str, Any], problems: list[str]) -> Iterator[tuple[str, Any]]:
+    """The config's fields among the keys, transformers' spellings turned into DeepSeek's."""
+    for name in FIELDS.keys() & keys.keys() - {"rope_scaling"}:
+        yield name, keys[name]
+    if "compress_ratios" not in keys and "layer_types" in keys:
+        types = keys["layer_types"]
+        unknown = (
+            [one for one in types if one not in RATIO_OF_LAYER_TYPE] if isinstance(types, list) else [types]
+        )
+        if unknown:
+            problems.append(f"layer_types holds {unknown[0]!r}; known are {', '.join(RATIO_OF_LAYER_TYPE)}")
+        else:
+            yield "compress_ratios", [RATIO_OF_LAYER_TYPE[one] for one in types]
+    if "num_hash_layers" not in keys and isinstance(keys.get("mlp_layer_types"), list):
+        yield "num_hash_layers", keys["mlp_layer_types"].count("hash_moe")
+    if "qk_rope_head_dim" not in keys and type(keys.get("head_dim")) is int:
+        share = keys.get("partial_rotary_factor")
+        if isinstance(share, float):
+            yield "qk_rope_head_dim", int(keys["head_dim"] * share)
+    if "topk_method" not in keys:
+        yield "topk_method", CHOICES["topk_method"][0]
+    scaling = keys.get("rope_scaling", _nested_scaling(keys))
+    if scaling is not None:
+        yield "rope_scaling", _scaling(scaling, problems)
+    elif "rope_scaling" in keys:
+        yield "rope_scaling", None
+
+
+def _nested_scaling(keys: Mapping[str, Any]) -> Any:
+    parameters = keys.get("rope_parameters")
+    return parameters.get("compress", parameters) if isinstance(parameters, dict) else None
+
+
+def _scaling(value: Any, problems: list[str]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    kind = value.get("type", value.get("rope_type", "yarn"))
+    if kind == "default":  # transformers' word for plain RoPE
+        return None
+    if kind != "yarn":
+        problems.append(f"rope_scaling is of type {kind!r}; the family uses 'yarn'")
+    known = {field.name for field in attrs.fields(RopeScaling)}
+    return RopeScaling(**{name: value[name] for name in known & value.keys()})
