@@ -1,0 +1,225 @@
+"""The CUDA driver: the verbs of `workspace.driver.Driver` on one device."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from ctypes import byref, c_int, c_void_p
+from typing import Any
+
+import torch
+
+from workspace.cuda.events import Events
+from workspace.cuda.graphs import CapturedGraph, Graphs
+from workspace.cuda.libcuda import LibCuda
+from workspace.cuda.memory import DeviceBuffer, Memory
+from workspace.cuda.streams import Streams
+from workspace.errors import CaptureError, DeviceError, SizeError, Unsupported
+
+
+class CudaDriver:
+    """Implements `workspace.driver.Driver` through libcuda and torch; make it with `driver_of`.
+
+    Parameters
+    ----------
+    device
+        ``"cuda"``, ``"cuda:1"``, an index or a ``torch.device``. Without an index, the current device.
+
+    Raises
+    ------
+    Unsupported
+        When this build of PyTorch has no CUDA, is for ROCm, or libcuda is missing.
+    DeviceError
+        When there is no such device.
+    """
+
+    attributes = False
+
+    def __init__(self, device: torch.device | str | int = "cuda") -> None:
+        index = _device_index(device)
+        self.device = torch.device("cuda", index)
+        self.name = f"cuda:{index}"
+        torch.cuda.init()
+        lib = LibCuda()
+        context = _primary_context(lib, index)
+        self._index = index
+        self._lib = lib
+        self._streams = Streams(lib, index, context)
+        self._events = Events(lib, self._streams, context, several=torch.cuda.device_count() > 1)
+        self._memory = Memory(lib, self._streams, self.device)
+        self._graphs = Graphs(lib, self._streams, index)
+        self._kept = self._streams.handles
+        self._current = torch._C._cuda_getCurrentStream
+        # The hot verbs, without a frame in between.
+        self.record = self._events.record
+        self.wait = self._events.wait
+        self.capture_of = self._graphs.capture_of
+        self.owned = self._streams.owned
+        self.stream_key = self._streams.key
+        self.free_event = self._events.free
+        self.new_event = self._events.new
+        self.done = self._events.done
+        self.synchronize_event = self._events.synchronize_event
+        self.record_use = self._memory.record_use
+
+    # -- streams ---------------------------------------------------------------------------------------------
+    def current_stream(self) -> int:
+        key: int = self._current(self._index)[0]
+        return key if key in self._kept else self._streams.of_torch_id(key)
+
+    def set_stream(self, stream: int) -> None:
+        """Make a stream current on this device; the current *device* of the thread stays what it was."""
+        wanted = self._streams.torch_id(stream)
+        device = torch._C._cuda_getDevice()
+        torch._C._cuda_setStream(stream_id=wanted, device_index=self._index, device_type=1)
+        if device != self._index:
+            torch._C._cuda_setDevice(device)
+
+    def new_stream(self, name: str) -> int:
+        return self._streams.create()
+
+    def synchronize(self, stream: int | None = None) -> None:
+        self._events.synchronize(stream)
+        self._graphs.releases.poll()
+
+    # -- memory ----------------------------------------------------------------------------------------------
+    def alloc(self, nbytes: int, stream: int) -> DeviceBuffer:
+        self._graphs.releases.poll()
+        if self.capture_of(stream):
+            raise CaptureError(
+                f"{nbytes} bytes were asked for on stream {stream} while it is capturing",
+                "declare and reserve before the capture",
+                asked=nbytes,
+                stream=stream,
+            )
+        with self._graphs.on(stream):
+            return self._memory.alloc(nbytes)
+
+    def memset(self, address: int, nbytes: int, value: int, stream: int) -> None:
+        if not 0 <= value <= 255:
+            raise SizeError(f"fill value {value} is no byte", "use 0 to 255", value=value)
+        if nbytes:
+            self._events.memset(address, nbytes, value, stream)
+
+    def tensor(
+        self,
+        buffer: DeviceBuffer,
+        offset: int,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        on_death: Callable[[], None] | None = None,
+    ) -> torch.Tensor:
+        return self._memory.tensor(buffer, offset, shape, dtype, on_death)
+
+    def address_of(self, tensor: Any) -> int:
+        if tensor.device != self.device:
+            raise DeviceError(
+                f"a tensor on {tensor.device} was given to a workspace on {self.device}",
+                "use the workspace of its device",
+            )
+        address: int = tensor.data_ptr()
+        return address
+
+    def owner_of(self, address: int, nbytes: int, owner: str) -> None:
+        """CUDA keeps no access log."""
+
+    def trim(self) -> None:
+        """``empty_cache``. Refused while any capture is open: torch asserts that none is."""
+        self._graphs.releases.poll()
+        if self._graphs.capturing:
+            raise CaptureError(
+                "cached memory cannot be returned while a capture is open", "trim after it has ended"
+            )
+        self._memory.trim()
+
+    # -- captures and graphs ---------------------------------------------------------------------------------
+    def begin_capture(
+        self, stream: int, share: CapturedGraph | None = None, mode: str = "thread_local"
+    ) -> int:
+        """Begin a capture on a stream; return its identity.
+
+        Parameters
+        ----------
+        stream
+            Key of the stream to capture; never the default one.
+        share
+            An earlier graph whose private pool of torch's allocator this one uses, too: the segments of one
+            breakable graph, which are always replayed in order. None: a pool of its own.
+        mode
+            ``capture_error_mode``. The default lets other threads go on with calls that would break a
+            "global" capture.
+        """
+        self._graphs.releases.poll()
+        return self._graphs.begin(stream, share, mode)
+
+    def end_capture(self, stream: int) -> CapturedGraph:
+        return self._graphs.end(stream)
+
+    def abort_capture(self, stream: int) -> None:
+        self._graphs.abort(stream)
+
+    def on_graph_release(self, graph: CapturedGraph, callback: Callable[[], None]) -> None:
+        """Call back once when graph, executable and launches in flight are gone.
+
+        The callback runs in the thread that polls: in `poll`, `alloc`, `trim`, `synchronize` or
+        `begin_capture`.
+        """
+        if graph.release.poll():
+            callback()
+        else:
+            graph.release.callbacks.append(callback)
+
+    def poll(self) -> None:
+        """Run the callbacks of graphs that have gone since the last poll. Calls no device."""
+        self._graphs.releases.poll()
+
+    def watch_captures(
+        self,
+        beginning: Callable[[int], None],
+        began: Callable[[int, int], None],
+        ended: Callable[[int, int, CapturedGraph | None], None],
+    ) -> None:
+        self._graphs.watch(beginning, began, ended)
+
+
+def _device_index(device: torch.device | str | int) -> int:
+    if torch.version.hip is not None:
+        raise Unsupported("ROCm is not supported", "use an NVIDIA device, or device='cpu'")
+    wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    if wanted.type != "cuda":
+        raise DeviceError(f"{wanted} is no CUDA device", "pass 'cuda', 'cuda:0' or an index")
+    if not torch.backends.cuda.is_built():
+        raise Unsupported(
+            f"this build of PyTorch ({torch.__version__}) has no CUDA",
+            "install a CUDA build, or use device='cpu'",
+        )
+    count = torch.cuda.device_count()
+    index = wanted.index if wanted.index is not None else torch.cuda.current_device() if count else 0
+    if not 0 <= index < count:
+        raise DeviceError(
+            f"there is no {wanted}: {count} CUDA devices are visible", "check CUDA_VISIBLE_DEVICES"
+        )
+    return index
+
+
+def _primary_context(lib: LibCuda, index: int) -> int:
+    """The context torch uses on a device; retained for good, since streams outlive any driver object."""
+    handle, context = c_int(), c_void_p()
+    lib.check(lib.cuDeviceGet(byref(handle), index), "cuDeviceGet", index=index)
+    lib.check(
+        lib.cuDevicePrimaryCtxRetain(byref(context), handle.value), "cuDevicePrimaryCtxRetain", index=index
+    )
+    return context.value or 0
+
+
+_drivers: dict[int, CudaDriver] = {}
+_lock = threading.Lock()
+
+
+def driver_of(device: torch.device | str | int = "cuda") -> CudaDriver:
+    """The process's one driver of a device; raises what `CudaDriver` raises."""
+    index = _device_index(device)
+    with _lock:
+        if index not in _drivers:
+            _drivers[index] = CudaDriver(index)
+        return _drivers[index]

@@ -1,0 +1,168 @@
+"""Bytes from torch's caching allocator, and tensors that own a range of them."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from workspace.cuda.libcuda import LibCuda, failure
+from workspace.cuda.streams import Streams
+from workspace.errors import CaptureBroken, DeviceError, DriverError, OutOfMemory, SizeError
+
+
+class DeviceBuffer:
+    """Bytes of one device; dropping the last reference gives them back to torch's allocator.
+
+    Attributes
+    ----------
+    address
+        First byte, aligned to at least 256 bytes (0 for an empty buffer).
+    nbytes
+        Size in bytes.
+    """
+
+    __slots__ = ("__weakref__", "_bytes", "address", "nbytes")
+
+    def __init__(self, held: torch.Tensor) -> None:
+        self._bytes = held
+        self.address = held.data_ptr()
+        self.nbytes = held.nbytes
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        self._bytes.record_stream(stream)
+
+
+class _Death(weakref.ref):
+    """Reference to a storage that keeps its buffer alive and knows whom to tell when the storage dies.
+
+    A `weakref.finalize` would do, at twice the host time and with a call at exit that nobody wants.
+    """
+
+    __slots__ = ("buffer", "on_death")
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+
+    buffer: DeviceBuffer
+    on_death: Callable[[], None] | None
+
+
+_living: set[_Death] = set()
+
+
+def _died(death: Any) -> None:
+    _living.discard(death)
+    if death.on_death is not None:
+        death.on_death()
+
+
+class Memory:
+    """Allocation and tensors on one device."""
+
+    def __init__(self, lib: LibCuda, streams: Streams, device: torch.device) -> None:
+        self._lib = lib
+        self._streams = streams
+        self._device = device
+
+    def alloc(self, nbytes: int) -> DeviceBuffer:
+        """Bytes for the calling thread's current stream of this device.
+
+        An ordinary tensor, not a MemPool: a pool's idle bytes are lost to the rest of the process, and
+        ``cudaMallocAsync`` has no pools.
+        """
+        if not isinstance(nbytes, int) or not 0 <= nbytes < 1 << 63:
+            raise SizeError(f"{nbytes!r} bytes cannot be allocated", "ask for a size between 0 and 2**63 - 1")
+        try:
+            with self._lib.relaxed(), torch.inference_mode(False):
+                return DeviceBuffer(torch.empty(nbytes, dtype=torch.uint8, device=self._device))
+        except torch.OutOfMemoryError as error:
+            raise self._out_of_memory(nbytes, error) from error
+        except RuntimeError as error:
+            raise torch_failure(error, "torch.empty", nbytes=nbytes, device=self._device) from error
+
+    def _out_of_memory(self, nbytes: int, error: Exception) -> OutOfMemory:
+        free = total = -1
+        try:
+            with self._lib.relaxed():
+                free, total = torch.cuda.mem_get_info(self._device)
+        except RuntimeError as unknown:  # the figures are a courtesy: the refusal stands without them
+            error.add_note(f"free memory is unknown: {unknown}")
+        return OutOfMemory(
+            f"{nbytes} bytes asked of {self._device}, {free} of {total} bytes free on it",
+            "reserve less, set a capacity, release what other owners hold, or retry with ws.retry_on_oom",
+            asked=nbytes,
+            free=free,
+            total=total,
+        )
+
+    def tensor(
+        self,
+        buffer: DeviceBuffer,
+        offset: int,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        on_death: Callable[[], None] | None,
+    ) -> torch.Tensor:
+        """A contiguous tensor whose storage is exactly its bytes of the buffer; see `Driver.tensor`."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        if offset < 0 or offset + nbytes > buffer.nbytes or (buffer.address + offset) % dtype.itemsize:
+            raise SizeError(
+                f"a {dtype} tensor {shape} at byte {offset} does not fit a buffer of {buffer.nbytes} bytes",
+                "keep it inside the buffer and aligned to its element size",
+                offset=offset,
+                nbytes=nbytes,
+                capacity=buffer.nbytes,
+            )
+        storage = torch._C._construct_storage_from_data_pointer(buffer.address + offset, self._device, nbytes)
+        death = _Death(storage, _died)
+        death.buffer, death.on_death = buffer, on_death
+        _living.add(death)
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):  # an inference tensor could not be saved or versioned later
+                return self._over(storage, shape, dtype)
+        return self._over(storage, shape, dtype)
+
+    def _over(self, storage: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        empty = torch.empty(0, dtype=dtype, device=self._device)
+        return empty.set_(storage, 0, shape, contiguous_strides(shape))
+
+    def record_use(self, memory: Any, stream: int) -> None:
+        if isinstance(memory, torch.Tensor) and memory.device != self._device:
+            raise DeviceError(
+                f"a tensor on {memory.device} was declared used on a stream of {self._device}",
+                "move the tensor, or use the workspace of its device",
+            )
+        memory.record_stream(self._streams.torch_stream(stream))
+
+    def trim(self) -> None:
+        with self._lib.relaxed():
+            torch.cuda.empty_cache()
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides in elements of a contiguous tensor; size 0 counts as 1, as torch does it."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def torch_failure(error: RuntimeError, verb: str, **values: object) -> DriverError | CaptureBroken:
+    """The typed error for a failure that came through torch; device errors carry libcuda's code."""
+    code = getattr(error, "error_code", 0) or 0
+    first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if code:
+        return failure(first_line, code, verb, **values)
+    arguments = ", ".join(f"{name}={value}" for name, value in values.items())
+    return DriverError(
+        f"{verb}({arguments}) failed: {first_line}",
+        "see the error above",
+        verb=verb,
+        code=0,
+        sticky=False,
+        **values,
+    )
