@@ -85,8 +85,8 @@ class Conditions:
     prefill, decode
         Whether the step has rows of that kind.
     short_context
-        No request has more candidates than the indexer picks, so its queries are skipped. No effect where stage
-        C is captured (#52492).
+        No request has more candidates than the indexer picks, so its queries are skipped. No effect where
+        stage C is captured (#52492).
     boundary
         A request crosses a boundary of 128 tokens. Taken as true where stage C is captured: a graph
         must not depend on the step's lengths.
@@ -175,11 +175,14 @@ def eager_region(kind: LayerKind, conditions: Conditions) -> tuple[Node, ...]:
 def layer(kind: LayerKind, conditions: Conditions, first: bool) -> tuple[Node, ...]:
     """One decoder layer in host order, from the hyper-connection into attention to the MoE's output.
 
-    The leases ``mhc_ffn`` and ``ffn`` are still held at the end: the next layer (or `exit_nodes`) reads them.
+    The leases ``mhc_ffn`` and ``ffn`` are still held at the end: the next layer (or `EXIT`) reads them.
     """
+    take_over: tuple[Node, ...] = stages.EMBED
+    if not first:
+        take_over = (*stages.POST_FFN, Release("ffn"), Release("mhc_ffn"))
     return (
         Acquire("mhc_attn"),
-        *(stages.EMBED if first else (*stages.POST_FFN, Release("ffn"), Release("mhc_ffn"))),
+        *take_over,
         Acquire("inputs"),
         *stage_a(kind, conditions),
         Acquire("norms"),
@@ -204,7 +207,7 @@ def _middle(kind: LayerKind, conditions: Conditions) -> tuple[Node, ...]:
     if conditions.region == "wide":
         return (Break(eager), *spent)
     prepared = (Acquire("preparation"), *stage_c(kind, conditions), *spent)
-    middle = (Break(eager),) if conditions.region == "narrow" else eager
+    middle: tuple[Node, ...] = (Break(eager),) if conditions.region == "narrow" else eager
     return (*prepared, *middle, Release("preparation"))
 
 

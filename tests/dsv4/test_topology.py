@@ -63,7 +63,7 @@ C4_LAYER = layer(C4, Conditions(), True)
 
 
 def test_the_forks_of_a_c4_layer() -> None:
-    """Stage A forks to three, stage C to two, aux0 to aux2 inside; the inner one enqueues its parent first."""
+    """Stage A forks to three, stage C to two, aux0 to aux2 inside; only the inner one is parent first."""
     found = [(one.parent, [b.stream for b in one.branches], one.branches_first) for one in forks(C4_LAYER)]
     assert found == [
         ("main", ["aux0", "aux1", "aux2"], True),
