@@ -1,7 +1,7 @@
 """Request traces: the CSV of the Azure LLM inference trace, or one generated with its statistics.
 
-The quantiles below are those of the conversation trace of 2023 (19,366 requests in 58 minutes, CC-BY 4.0; Patel
-et al., "Splitwise: Efficient generative LLM inference using phase splitting", ISCA 2024).
+The quantiles below are those of the conversation trace of 2023 (19,366 requests in 58 minutes, CC-BY 4.0;
+Patel et al., "Splitwise: Efficient generative LLM inference using phase splitting", ISCA 2024).
 """
 
 from __future__ import annotations
