@@ -1,0 +1,182 @@
+"""The simulated device: streams, events, memory, captures and a judge, without a GPU.
+
+How an executor plugs in (``execution="deferred"``)
+---------------------------------------------------
+``with device:`` enters the calling thread into the executor (`workspace.simulated.threads`). The executor
+turns each torch operator into one call ``device.launch(label, reads, writes, fn)``, made in the thread that
+enqueues, on its current stream. `fn` takes no arguments and is dropped after it ran. It works on aliases of
+the tensors' bytes that pin the segment (``device.memory.segment``) and not the block, so that a freed block
+is handed out again at once.
+
+The device makes a `Node` (stream, label, kind, fn, reads, writes, deps) and pushes it to ``device.queue``.
+Nodes of one stream run in order; a wait is a node whose ``deps`` are the nodes before the record.
+``device.drain(until, schedule)`` runs nodes: the schedule (`workspace.simulated.schedule`) chooses among the
+streams whose head is runnable. The queue drains by itself at synchronisation, by one node at each query that
+finds an event pending, and in the bursts the schedule asks for after an enqueue. ``device.queue.execute`` is
+the hook that runs one node: replace it to set up modes around ``node.fn()``. Memory operations of the library
+(`memset`) and graph replays are nodes as well. The judge logs a node when it is enqueued, so its verdict does
+not depend on the schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from workspace.simulated.capturing import Capturing
+from workspace.simulated.driver import SimulatedDriver
+from workspace.simulated.engine import Execution
+from workspace.simulated.judge import Verdict
+from workspace.simulated.memory import Kind
+from workspace.simulated.node import Node
+from workspace.simulated.race import Race
+from workspace.simulated.ranges import ranges_of
+from workspace.simulated.schedule import Random, Schedule
+
+if TYPE_CHECKING:
+    from workspace.simulated.threads import Presence
+
+
+DONE: Callable[[], bool] = lambda: True  # noqa: E731
+
+
+class Device(Capturing):
+    """A device of virtual streams.
+
+    Parameters
+    ----------
+    memory
+        ``host``: real bytes, tensors are CPU tensors. ``virtual``: addresses and sizes only, tensors are
+        `VirtualTensor`.
+    seed
+        Seeds the default schedule of deferred execution.
+    log
+        Log accesses and judge their order; without, the verdict is UNKNOWN.
+    execution
+        ``immediate``: an operation runs when launched. ``deferred``: it waits for a schedule (see the
+        module).
+    sites
+        Record the call site of each operation, for reports.
+    capacity
+        Bytes of device memory, None for no bound.
+    ahead
+        In immediate execution, how many operations the host runs ahead of the device: an event is complete,
+        for queries and for the caching allocator, once so many more were enqueued after its record.
+    schedule
+        Schedule of deferred execution; default ``Random(seed)``.
+    """
+
+    def __init__(
+        self,
+        memory: Kind = "host",
+        seed: int = 0,
+        log: bool = True,
+        execution: Execution = "immediate",
+        *,
+        sites: bool = False,
+        capacity: int | None = None,
+        ahead: int = 0,
+        schedule: Schedule | None = None,
+    ) -> None:
+        super().__init__(memory, capacity, execution, log, sites, ahead, schedule or Random(seed))
+        self.seed = seed
+        self._executing: Presence | None = None
+
+    # -- work ----------------------------------------------------------------------------------------------
+
+    def launch(
+        self,
+        label: str,
+        reads: Iterable[Any] = (),
+        writes: Iterable[Any] = (),
+        fn: Callable[[], Any] | None = None,
+        stream: int | None = None,
+    ) -> Node:
+        """Enqueue one operation.
+
+        Parameters
+        ----------
+        label
+            Names it in reports.
+        reads, writes
+            Bytes it touches: tensors, virtual tensors, (address, nbytes) pairs, or objects with
+            ``__workspace_range__() -> (address, nbytes)``.
+        fn
+            Called when the operation runs; in a capture, at each replay.
+        stream
+            Key; the calling thread's current stream if omitted.
+        """
+        with self.lock:
+            self.counters["launch"] += 1
+            state = self.state(stream)
+            if self.judge is None and not self.deferred:
+                return self.submit(state, "launch", label, fn=fn)
+            return self.submit(state, "launch", label, ranges_of(reads), ranges_of(writes), fn)
+
+    def memset(self, address: int, nbytes: int, value: int, stream: int | None = None) -> None:
+        """Enqueue a fill with one byte value; a memory node when the stream is capturing."""
+        with self.lock:
+            self.counters["memset"] += 1
+            if nbytes:
+                state = self.state(stream)
+                fill = self.memory.fill(address, nbytes, value)
+                self.submit(state, "memset", "memset", (), ((address, nbytes),), fill)
+
+    def drain(
+        self, until: Node | Callable[[], bool] | int | None = None, schedule: Schedule | None = None
+    ) -> None:
+        """Let the device run until a node is done, a stream (key) is idle, a condition holds, or to the end.
+
+        Unlike `synchronize` it teaches the host nothing, so it changes no verdict.
+        """
+        with self.lock:
+            if isinstance(until, int):
+                until = self.queue.last(until) or DONE
+            self.queue.drain(until, schedule)
+
+    def __enter__(self) -> Device:
+        """Turn torch operations into operations of this device (deferred execution)."""
+        if self.deferred:
+            self._presence().enter()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self.deferred:
+            self._presence().exit()
+
+    def _presence(self) -> Presence:
+        with self.lock:
+            if self._executing is None:
+                from workspace.simulated.executor import Executor
+                from workspace.simulated.threads import Presence
+
+                self._executing = Presence(Executor(self))
+            return self._executing
+
+    # -- the judge -----------------------------------------------------------------------------------------
+
+    def label_range(self, address: int, nbytes: int, owner: str) -> None:
+        """From now on, reports name `owner` for these bytes."""
+        with self.lock:
+            if self.judge is not None:
+                self.judge.owners.label(self.tick, address, nbytes, owner)
+
+    def unknown(self, reason: str) -> None:
+        """Something happened that the device does not model: the verdict can no longer be SAFE."""
+        with self.lock:
+            if self.judge is not None:
+                self.judge.unmodelled.append(reason)
+
+    def races(self) -> list[Race]:
+        """Pairs of conflicting accesses that no edge orders, in the order they were found."""
+        with self.lock:
+            return [] if self.judge is None else self.judge.races()
+
+    def verdict(self) -> Verdict:
+        """``UNSAFE`` with a race, ``UNKNOWN`` without a log or with something not modelled, else ``SAFE``."""
+        with self.lock:
+            return "UNKNOWN" if self.judge is None else self.judge.verdict()
+
+    def driver(self) -> SimulatedDriver:
+        """The seam's view of this device."""
+        return SimulatedDriver(self)

@@ -1,0 +1,156 @@
+"""Enqueueing: every operation of the device goes through `Engine.submit`."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+from workspace.simulated.captures import Captures
+from workspace.simulated.events import Stamp
+from workspace.simulated.judge import Judge
+from workspace.simulated.node import Node, Range
+from workspace.simulated.order import Clock
+from workspace.simulated.queue import NodeQueue
+from workspace.simulated.schedule import Schedule
+from workspace.simulated.sites import call_site
+from workspace.simulated.streams import DEFAULT, StreamState, StreamTable
+
+if TYPE_CHECKING:
+    from workspace.simulated.graph import SimulatedGraph
+
+Execution = Literal["immediate", "deferred"]
+
+
+class Engine:
+    """Streams, their order, the queue and the judge of one device. Everything happens under one lock.
+
+    In immediate execution a node runs when it is submitted. In deferred execution it waits in `queue`; see
+    `workspace.simulated.device` for how an executor plugs in.
+    """
+
+    def __init__(
+        self, execution: Execution, log: bool, sites: bool, ahead: int, schedule: Schedule | None
+    ) -> None:
+        self.lock = threading.RLock()
+        self.execution = execution
+        self.deferred = execution == "deferred"
+        self.sites = sites
+        self.ahead = ahead
+        self.counters: Counter[str] = Counter()
+        self.queue = NodeQueue(schedule)
+        self.streams = StreamTable()
+        self.host = self.streams.host
+        self.captures = Captures(self.streams)
+        self.judge = Judge(self.streams.name_of) if log else None
+        self.tick = 0
+        self._complete = 0
+
+    def submit(
+        self,
+        state: StreamState,
+        kind: str,
+        label: str,
+        reads: tuple[Range, ...] = (),
+        writes: tuple[Range, ...] = (),
+        fn: Callable[[], Any] | None = None,
+        deps: tuple[Node, ...] = (),
+        graph: SimulatedGraph | None = None,
+    ) -> Node:
+        """Enqueue a node on a stream: run it, queue it, or add it to the stream's capture."""
+        site = call_site() if self.sites else ()
+        if state.capture is not None:
+            capture = self.captures.valid(state.capture, state.key)
+            node = capture.append(state.key, kind, label, reads, writes, fn, site)
+            node.tick, node.graph = self.tick, graph
+            return node
+        implicit = self.enter(state)
+        self.tick += 1
+        state.position += 1
+        node = Node(state.key, state.position, state.clock, kind, label, reads, writes, fn)
+        node.tick, node.site, node.graph = self.tick, site, graph
+        if self.judge is not None:
+            self.judge.add(node)
+            if self.judge.log.full():
+                self._compact(self.judge)
+        if self.deferred:
+            node.deps = implicit + deps
+            self.queue.push(node)
+        else:
+            node.done = True
+            if fn is not None:
+                node.fn = None
+                fn()
+        return node
+
+    def state(self, stream: int | None) -> StreamState:
+        """A stream by key, or the calling thread's current one."""
+        return self.streams[self.streams.current() if stream is None else stream]
+
+    def enter(self, state: StreamState) -> tuple[Node, ...]:
+        """Order the stream's next operation after what the host knows, and after implicit joins."""
+        if state.seen != self.host.version:
+            self.host.enter(state)
+        if self.streams.blocking and (state.blocking or state.key == DEFAULT):
+            return self._join_implicitly(state)
+        return ()
+
+    def stamp(self, key: int) -> Stamp | None:
+        """The present end of a stream; None if the stream is gone."""
+        state = self.streams.find(key)
+        if state is None:
+            return None
+        self.enter(state)
+        return Stamp(state.point(), self.tick, self.queue.last(key) if self.deferred else None)
+
+    def reached(self, stamp: Stamp) -> bool:
+        """Whether the device got to a stamp."""
+        if self.deferred:
+            return stamp.node is None or stamp.node.done
+        return stamp.tick <= max(self._complete, self.tick - self.ahead)
+
+    def advance(self) -> None:
+        """Time passes while the host polls: one node runs."""
+        if self.deferred:
+            self.queue.step()
+        else:
+            self.tick += 1
+
+    def await_stamp(self, stamp: Stamp) -> None:
+        """Block the host until the device gets to a stamp."""
+        if stamp.node is not None:
+            self.queue.drain(stamp.node)
+        self._complete = max(self._complete, stamp.tick)
+
+    def await_all(self) -> None:
+        """Block the host until the device is idle."""
+        self.queue.drain()
+        self._complete = self.tick
+        for state in self.streams:
+            self.host.learn(state.point())
+
+    def _join_implicitly(self, state: StreamState) -> tuple[Node, ...]:
+        """The legacy default stream and blocking streams wait for each other."""
+        others = self.streams.blocking if state.key == DEFAULT else [self.streams[DEFAULT]]
+        if state.key == DEFAULT:
+            self.captures.refuse_legacy()
+        for other in others:
+            if other.seen != self.host.version:
+                self.host.enter(other)
+            state.learn(other.point())
+        tails = (self.queue.last(other.key) for other in others)
+        return tuple(tail for tail in tails if tail is not None)
+
+    def _compact(self, judge: Judge) -> None:
+        judge.log.compact(self.host.clock)
+        gone = self.streams.forget(judge.streams())
+        if gone:
+            self.host.clock = without(self.host.clock, gone)
+            for state in self.streams:
+                state.clock = without(state.clock, gone)
+
+
+def without(clock: Clock, gone: set[int]) -> Clock:
+    """A clock that no longer mentions some streams."""
+    return {key: at for key, at in clock.items() if key not in gone}

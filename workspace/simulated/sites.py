@@ -1,0 +1,23 @@
+"""Call sites: who enqueued an operation, kept as (code, line) pairs and formatted only for a report."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import CodeType
+
+DEPTH = 6
+HERE = str(Path(__file__).parent)
+
+Site = tuple[tuple[CodeType, int], ...]
+
+
+def call_site() -> Site:
+    """The innermost frames outside the simulated device, at most six."""
+    frame = sys._getframe(1)
+    found: list[tuple[CodeType, int]] = []
+    while frame is not None and len(found) < DEPTH:
+        if found or not frame.f_code.co_filename.startswith(HERE):
+            found.append((frame.f_code, frame.f_lineno))
+        frame = frame.f_back  # type: ignore[assignment]
+    return tuple(found)

@@ -1,0 +1,143 @@
+"""Streams: keys that are never reused, raw handles that are, and each thread's current stream."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from workspace.errors import StreamError
+from workspace.simulated.order import Host, Track
+
+if TYPE_CHECKING:
+    from workspace.simulated.capture import Capture
+
+DEFAULT = 0
+FIRST_HANDLE = 1 << 40
+HANDLE_STRIDE = 0x1000
+
+
+class StreamState(Track):
+    """A stream of the device.
+
+    Attributes
+    ----------
+    handle
+        Its raw handle if it was made as a raw stream, else 0.
+    blocking
+        Whether it synchronises implicitly with the default stream (``cudaStreamDefault``; torch's streams do
+        not).
+    capture
+        The capture in progress it is part of.
+    """
+
+    __slots__ = ("alive", "blocking", "capture", "handle", "name")
+
+    def __init__(self, key: int, name: str, host: Host, handle: int = 0, blocking: bool = False) -> None:
+        super().__init__(key, host.clock, host.version)
+        self.name = name
+        self.handle = handle
+        self.blocking = blocking
+        self.capture: Capture | None = None
+        self.alive = True
+
+
+class Stream:
+    """A stream as an object, for callers that pass streams around. ``device.stream(key)`` makes one."""
+
+    __slots__ = ("device", "key")
+
+    def __init__(self, device: Any, key: int) -> None:
+        self.device = device
+        self.key = key
+
+    def __repr__(self) -> str:
+        return f"simulated.Stream({self.key})"
+
+
+class StreamTable:
+    """All streams of a device, by key."""
+
+    def __init__(self) -> None:
+        self.host = Host()
+        self._by_key: dict[int, StreamState] = {DEFAULT: StreamState(DEFAULT, "default", self.host)}
+        self._by_handle: dict[int, StreamState] = {}
+        self._free_handles: list[int] = []
+        self._local = threading.local()
+        self._next = 1
+        self.blocking: list[StreamState] = []
+        self._names: dict[int, str] = {DEFAULT: "default"}
+
+    def __iter__(self) -> Iterator[StreamState]:
+        return iter(self._by_key.values())
+
+    def __getitem__(self, key: int) -> StreamState:
+        state = self._by_key.get(key)
+        if state is None:
+            known = "was destroyed" if 0 < key < self._next else "is not known"
+            raise StreamError(
+                f"stream {key!r} {known}",
+                "pass a key from new_stream(), or stream_id(handle) of a raw stream that exists",
+                stream=key,
+            )
+        return state
+
+    def find(self, key: int) -> StreamState | None:
+        return self._by_key.get(key)
+
+    def name_of(self, key: int) -> str:
+        """The name a stream has or had."""
+        return self._names.get(key, f"stream {key}")
+
+    def current(self) -> int:
+        """Key of the calling thread's current stream."""
+        return getattr(self._local, "key", DEFAULT)
+
+    def set_current(self, key: int) -> None:
+        self._local.key = self[key].key
+
+    def add(self, name: str, raw: bool = False, blocking: bool = False) -> StreamState:
+        """A new stream. It comes after what the host has seen complete, and after nothing else."""
+        key = self.fresh_key()
+        handle = 0
+        if raw:
+            unused = FIRST_HANDLE + HANDLE_STRIDE * len(self._by_handle)
+            handle = self._free_handles.pop() if self._free_handles else unused
+        state = StreamState(key, name or f"stream {key}", self.host, handle, blocking)
+        self._by_key[key] = state
+        if raw:
+            self._by_handle[handle] = state
+        if blocking:
+            self.blocking.append(state)
+        self._names[key] = state.name
+        return state
+
+    def fresh_key(self) -> int:
+        """A key nothing else has or will have."""
+        self._next += 1
+        return self._next - 1
+
+    def by_handle(self, handle: int) -> StreamState:
+        state = self._by_handle.get(handle)
+        if state is None:
+            raise StreamError(
+                f"{handle:#x} is not the handle of a raw stream that exists",
+                "the stream was destroyed, or belongs to another device",
+                handle=handle,
+            )
+        return state
+
+    def remove(self, state: StreamState) -> None:
+        """Destroy a raw stream; its handle is the next one to be handed out again."""
+        state.alive = False
+        del self._by_key[state.key], self._by_handle[state.handle]
+        self._free_handles.append(state.handle)
+        if state.blocking:
+            self.blocking.remove(state)
+
+    def forget(self, mentioned: set[int]) -> set[int]:
+        """Drop the names of destroyed streams that no report can mention; return their keys."""
+        gone = {key for key in self._names if key not in self._by_key and key not in mentioned}
+        for key in gone:
+            del self._names[key]
+        return gone
