@@ -33,12 +33,12 @@ def test_importing_touches_neither_cuda_nor_libcuda() -> None:
 @pytest.mark.skipif(torch.backends.cuda.is_built(), reason="this build of PyTorch has CUDA")
 def test_a_cpu_build_is_refused_when_a_driver_is_made() -> None:
     with pytest.raises(Unsupported, match="has no CUDA"):
-        cuda.driver_of("cuda")
+        cuda.cuda_driver("cuda")
 
 
 def test_a_device_that_is_not_cuda_is_refused() -> None:
     with pytest.raises(DeviceError, match="cpu is no CUDA device"):
-        cuda.driver_of("cpu")
+        cuda.cuda_driver("cpu")
 
 
 def test_a_missing_libcuda_is_unsupported_not_an_os_error() -> None:

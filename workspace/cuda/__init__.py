@@ -1,5 +1,5 @@
 """CUDA under the framework: the driver protocol on libcuda and torch. Importing it needs neither."""
 
-from workspace.cuda.driver import CudaDriver, driver_of
+from workspace.cuda.driver import CudaDriver, cuda_driver
 
-__all__ = ["CudaDriver", "driver_of"]
+__all__ = ["CudaDriver", "cuda_driver"]

@@ -18,7 +18,7 @@ from workspace.errors import CaptureError, DeviceError, SizeError, Unsupported
 
 
 class CudaDriver:
-    """Implements `workspace.driver.Driver` through libcuda and torch; make it with `driver_of`.
+    """Implements `workspace.driver.Driver` through libcuda and torch; make it with `cuda_driver`.
 
     Parameters
     ----------
@@ -216,7 +216,7 @@ _drivers: dict[int, CudaDriver] = {}
 _lock = threading.Lock()
 
 
-def driver_of(device: torch.device | str | int = "cuda") -> CudaDriver:
+def cuda_driver(device: torch.device | str | int = "cuda") -> CudaDriver:
     """The process's one driver of a device; raises what `CudaDriver` raises."""
     index = _device_index(device)
     with _lock:

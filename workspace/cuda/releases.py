@@ -2,8 +2,7 @@
 
 CUDA calls a user object's destructor once graph, executable and launches in flight are gone, from a thread of
 its own that must not wait for anything. A Python destructor would wait for the interpreter's lock, and would
-crash a process that is exiting. So the destructor is ``sem_post`` of libc, and the library looks at semaphores
-when it polls.
+crash a process that is exiting. So libc's ``sem_post`` is the destructor, and the library polls semaphores.
 """
 
 from __future__ import annotations
