@@ -114,7 +114,7 @@ STATEMENTS = {
     "key of a raw stream": "driver.stream_key(raw)",
     "tensor over slab bytes, driver": "driver.tensor(buffer, 0, (2, 64, 64), uint8)",
     "storage over slab bytes alone": "make_storage(address, cuda, 8192)",
-    "tensor over slab bytes, storage and one C call": "make_tensor(metadata, make_storage(address, cuda, 8192))",
+    "tensor over slab bytes, one C call": "make_tensor(metadata, make_storage(address, cuda, 8192))",
     "tensor over slab bytes, as_strided of the slab": "slab.as_strided((2, 64, 64), (4096, 64, 1), 0)",
     "alloc and free of 2 MiB, driver": "driver.alloc(2097152, 0)",
     "one torch.empty": _EMPTY[0],
@@ -157,7 +157,7 @@ def scope_of(driver: CudaDriver) -> dict[str, Any]:
         "buffer": buffer,
         "slab": driver.tensor(buffer, 0, (1 << 20,), torch.uint8),
         "make_storage": torch._C._construct_storage_from_data_pointer,
-        "make_tensor": torch._C._construct_CUDA_Tensor_From_Storage_And_Metadata,  # type: ignore[attr-defined]
+        "make_tensor": torch._C._construct_CUDA_Tensor_From_Storage_And_Metadata,
         "metadata": {
             "size": (2, 64, 64),
             "stride": (4096, 64, 1),
