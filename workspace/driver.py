@@ -40,6 +40,8 @@ class Driver(Protocol):
 
     name: str
     device: torch.device
+    attributes: bool
+    """Whether `owner_of` has an effect, so that callers can skip it."""
 
     # -- streams -------------------------------------------------------------------------------------------
     def current_stream(self) -> int:
@@ -92,6 +94,9 @@ class Driver(Protocol):
     def memset(self, address: int, nbytes: int, value: int, stream: int) -> None:
         """Enqueue a fill with one byte value (0..255); captured when the stream is capturing."""
 
+    def read(self, buffer: Buffer, offset: int, nbytes: int) -> bytes:
+        """Bytes of a buffer, copied to the host after the device has gone idle (debugging: guard bands)."""
+
     def tensor(
         self,
         buffer: Buffer,
@@ -128,10 +133,15 @@ class Driver(Protocol):
         """Call back once when the graph's resources are gone (reset or collected), from any thread."""
 
     def watch_captures(
-        self, began: Callable[[int, int], None], ended: Callable[[int, int, Graph | None], None]
+        self,
+        beginning: Callable[[int], None],
+        began: Callable[[int, int], None],
+        ended: Callable[[int, int, Graph | None], None],
     ) -> None:
-        """Register callbacks ``began(stream, capture)`` and ``ended(stream, capture, graph)``.
+        """Register callbacks ``beginning(stream)``, ``began(stream, capture)``, ``ended(stream, capture, graph)``.
 
         They fire for every capture the process begins through the framework (torch's ``CUDAGraph``, the simulated
-        device), including those this library begins. ``graph`` is None when the capture failed.
+        device), including those this library begins, and never while the device holds a lock of its own:
+        `beginning` before the stream captures, so that events still owed can be recorded on it; `ended` with None for
+        the graph when the capture failed.
         """

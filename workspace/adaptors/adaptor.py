@@ -1,0 +1,64 @@
+"""What every adaptor shares: it is a provider, and passes on what it does not change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from workspace.block import Block, Uses
+from workspace.lane import Lane
+from workspace.provider import Held, WorkspaceProvider
+from workspace.request import Request
+from workspace.streams import Stream
+
+
+class Adaptor:
+    """A provider around another. `inside` wraps the capture's provider the same way, with the same counters."""
+
+    def __init__(self, inner: WorkspaceProvider) -> None:
+        self.inner = inner
+        self.name = inner.name
+        self.safe = inner.safe
+        self.lends_tensors = inner.lends_tensors
+
+    def wrap(self, inner: WorkspaceProvider) -> WorkspaceProvider:
+        """The same adaptor around a capture's provider."""
+        raise NotImplementedError
+
+    def place(self, request: Request, stream: Stream) -> Block | None:
+        return self.inner.place(request, stream)
+
+    def give_back(self, block: Block | None, stream: Stream) -> None:
+        self.inner.give_back(block, stream)
+
+    def tensors(self, request: Request, block: Block) -> list[Any]:
+        return self.inner.tensors(request, block)
+
+    def fresh(self, request: Request, position: int, stream: Stream) -> Any:
+        return self.inner.fresh(request, position, stream)
+
+    def received(self, request: Request, position: int) -> None:
+        self.inner.received(request, position)
+
+    def returned(self, request: Request, position: int, memory: Any, stream: Stream, uses: Uses) -> None:
+        self.inner.returned(request, position, memory, stream, uses)
+
+    def reserve(self, nbytes: int) -> None:
+        self.inner.reserve(nbytes)
+
+    def lock(self, locked: bool) -> None:
+        self.inner.lock(locked)
+
+    def lane(self, name: str, *, complete_only: bool) -> Lane | None:
+        return self.inner.lane(name, complete_only=complete_only)
+
+    def inside(self, lane: Lane | None) -> WorkspaceProvider:
+        return self.wrap(self.inner.inside(lane))
+
+    def trim(self) -> int:
+        return self.inner.trim()
+
+    def held(self) -> Held:
+        return self.inner.held()
+
+    def close(self) -> None:
+        self.inner.close()

@@ -1,0 +1,58 @@
+"""Poison: what a lease hands out and what it leaves behind are patterns that no computation mistakes for data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from workspace.adaptors.adaptor import Adaptor
+from workspace.block import Block
+from workspace.provider import WorkspaceProvider
+from workspace.request import Request
+from workspace.streams import Stream
+from workspace.timeline import Timeline
+
+INTEGER, FLOAT = 0xCB, 0xFF
+"""Fill bytes: a conspicuous integer, and all ones, which is NaN in every floating dtype that has one."""
+
+
+class Poison(Adaptor):
+    """Fills a lease at acquire (floats NaN, the rest 0xCB) and its block at release (0xCB).
+
+    The release fill goes to the acquirer's stream after every declared use: a use that was not declared then reads, or is
+    overwritten by, the pattern.
+    """
+
+    def __init__(self, inner: WorkspaceProvider, timeline: Timeline) -> None:
+        super().__init__(inner)
+        self.timeline = timeline
+
+    def wrap(self, inner: WorkspaceProvider) -> WorkspaceProvider:
+        return Poison(inner, self.timeline)
+
+    def place(self, request: Request, stream: Stream) -> Block | None:
+        block = self.inner.place(request, stream)
+        if block is not None and block.nbytes:
+            start = block.address + request.start(block.address)
+            for extent in request.extents:
+                self._fill(start + extent.offset, extent.nbytes, extent.dtype.is_floating_point, stream)
+        return block
+
+    def give_back(self, block: Block | None, stream: Stream) -> None:
+        if block is not None and block.nbytes and self.timeline.fenceable(block, stream):
+            self.timeline.fence(block, stream)
+            request = block.request
+            lead = request.lead if request is not None else 0
+            self._fill(block.address + lead, block.nbytes - 2 * lead, False, stream)
+            block.uses[stream.id] = self.timeline.clocks.epoch[stream.id]
+        self.inner.give_back(block, stream)
+
+    def fresh(self, request: Request, position: int, stream: Stream) -> Any:
+        tensor = self.inner.fresh(request, position, stream)
+        extent = request.extents[position]
+        address = self.timeline.driver.address_of(tensor)
+        self._fill(address, extent.nbytes, extent.dtype.is_floating_point, stream)
+        return tensor
+
+    def _fill(self, address: int, nbytes: int, floating: bool, stream: Stream) -> None:
+        if nbytes:
+            self.timeline.driver.memset(address, nbytes, FLOAT if floating else INTEGER, stream.key)

@@ -1,0 +1,164 @@
+"""Blocks and slabs: the bytes a pool hands out, with the last uses that travel with them."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from workspace.driver import Buffer
+from workspace.layout import ALIGNMENT
+from workspace.streams import Event, Stream
+
+if TYPE_CHECKING:
+    from workspace.request import Request
+
+Uses = dict[int, int]
+"""Stream id -> epoch of that stream's last use. The block, not the tensor, carries them: they survive reuse."""
+
+FREE, TAKEN, GONE = "free", "taken", "gone"
+"""A taken block is out on lease or on a shelf."""
+
+
+class Shelf(list["Block"]):
+    """Released blocks that wait, uncut and with their tensors, for the same request on the same stream.
+
+    Their last use is on that stream, so its next work may have them without a check, a search or a lock: ``append``
+    and ``pop`` of a list are atomic. Whoever empties a shelf does so by ``pop`` too.
+    """
+
+    __slots__ = ("__weakref__",)
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class Slab:
+    """One allocation that a pool cuts into blocks.
+
+    A base that is not aligned loses the bytes up to the next boundary; an aligned base is used as it is.
+    """
+
+    __slots__ = ("__weakref__", "address", "buffer", "first", "nbytes", "outer", "start")
+
+    def __init__(self, buffer: Buffer, start: int, nbytes: int, outer: Block | None = None) -> None:
+        self.buffer = buffer
+        self.start = start
+        self.address = buffer.address + start
+        self.nbytes = nbytes
+        self.outer = outer
+        self.first = Block(self, 0, nbytes)
+
+    @classmethod
+    def over(cls, buffer: Buffer) -> Slab:
+        start = -buffer.address % ALIGNMENT
+        return cls(buffer, start, (buffer.nbytes - start) // ALIGNMENT * ALIGNMENT)
+
+    def blocks(self) -> list[Block]:
+        found, block = [], self.first
+        while block is not None:
+            found.append(block)
+            block = block.next  # type: ignore[assignment]
+        return found
+
+    def idle(self) -> bool:
+        """Whether the whole slab is one free block."""
+        return self.first.state == FREE and self.first.next is None
+
+
+class Block:
+    """A byte range of a slab, free or taken.
+
+    Attributes
+    ----------
+    uses, events
+        Last uses of any byte in it, and the event recorded for a use where one was recorded at release.
+    views
+        Tensors built over the block, by request: what makes a repeated lease cheap.
+    home
+        The sub-pool the block belongs to.
+    request, site
+        Who leased it last, for reports.
+    shelf, stream, epoch, lent
+        On a shelf: which one, the stream it belongs to, the epoch there of the last use, and the tensors built for
+        the shelf's request.
+    """
+
+    __slots__ = (
+        "epoch", "events", "home", "lent", "nbytes", "next", "offset", "prev", "request", "shelf", "site", "slab",
+        "state", "stream", "uses", "views",
+    )  # fmt: skip
+
+    def __init__(self, slab: Slab, offset: int, nbytes: int) -> None:
+        self.slab = slab
+        self.offset = offset
+        self.nbytes = nbytes
+        self.state = FREE
+        self.home = 0
+        self.uses: Uses = {}
+        self.events: dict[int, Event] | None = None
+        self.views: dict[Request, list[Any]] = {}
+        self.prev: Block | None = None
+        self.next: Block | None = None
+        self.request: Request | None = None
+        self.site = ""
+        self.shelf: Shelf | None = None
+        self.stream: Stream | None = None
+        self.epoch = 0
+        self.lent: list[Any] = []
+
+    def __repr__(self) -> str:
+        return f"<{self.state} block {self.address:#x}+{self.nbytes}>"
+
+    @property
+    def address(self) -> int:
+        return self.slab.address + self.offset
+
+    def split(self, nbytes: int) -> Block:
+        """Cut the block after `nbytes`; return the rest, which carries the same last uses."""
+        rest = Block(self.slab, self.offset + nbytes, self.nbytes - nbytes)
+        rest.home, rest.request, rest.site = self.home, self.request, self.site
+        rest.uses = dict(self.uses)
+        rest.events = dict(self.events) if self.events else None
+        rest.prev, rest.next = self, self.next
+        if self.next is not None:
+            self.next.prev = rest
+        self.next = rest
+        self.nbytes = nbytes
+        self.views = {}
+        return rest
+
+    def absorb_next(self) -> None:
+        """Take over the following block: bytes, and for each stream the later of the two uses."""
+        other = self.next
+        assert other is not None  # noqa: S101 - callers look at `next` first
+        self.nbytes += other.nbytes
+        self.next = other.next
+        if other.next is not None:
+            other.next.prev = self
+        for used, epoch in other.uses.items():
+            if self.uses.get(used, 0) < epoch:
+                self.uses[used] = epoch
+                event = other.events.get(used) if other.events else None
+                if event is not None:
+                    self.events = {**(self.events or {}), used: event}
+                elif self.events:
+                    self.events.pop(used, None)
+        self.views = {}
+        other.views = {}
+        other.state = GONE
+
+
+def pinned_owners(slab: Slab) -> list[str]:
+    """Drop the slab's cached tensors; return the owners of those that somebody else still holds."""
+    watched: list[tuple[str, weakref.ref[Any]]] = []
+    for block in slab.blocks():
+        block.lent = []
+        for request, tensors in block.views.items():
+            for tensor in tensors:
+                storage = tensor.untyped_storage() if hasattr(tensor, "untyped_storage") else tensor
+                watched.append((request.owner, weakref.ref(storage)))
+                del storage, tensor
+        block.views = {}
+    tensors = []
+    return sorted({owner for owner, alive in watched if alive() is not None})

@@ -1,0 +1,132 @@
+"""``with ws.capture(...)``: a capture the library begins, full or divided by eager breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from workspace.capture import Capture
+from workspace.errors import CaptureError
+from workspace.graph import Graph
+from workspace.holding import Footprint
+
+if TYPE_CHECKING:
+    from workspace.driver import Graph as DriverGraph
+    from workspace.timeline import Timeline
+
+
+class GraphCapture:
+    """Captures the current stream's work into `graph`; made by `Workspace.capture`.
+
+    Attributes
+    ----------
+    graph
+        The `Graph`; it can be replayed once the ``with`` block has ended without an error.
+    """
+
+    def __init__(self, timeline: Timeline, lane: str) -> None:
+        self._timeline = timeline
+        self._lane = lane
+        self._segments: list[DriverGraph | Callable[[], object]] = []
+        self._capture: Capture | None = None
+        self.graph = Graph(timeline, lane)
+
+    def __enter__(self) -> GraphCapture:
+        timeline = self._timeline
+        with timeline.lock:
+            timeline.ready()
+            stream = timeline.current()
+            if stream.capture is not None:
+                raise CaptureError(f"{stream!r} is capturing already", "one capture at a time on a stream")
+            capture = self._capture = Capture(timeline, stream, 0, foreign=False, lane=self._lane)
+            capture.keep_held()
+        try:
+            self._begin(capture)
+        except BaseException:
+            with timeline.lock:
+                capture.close(None)
+            raise
+        return self
+
+    def eager_break(self, fn: Callable[[], object]) -> None:
+        """End the segment, run `fn` eagerly now and at each replay, and begin the next segment.
+
+        What `fn` leases is outside the footprint; the footprint's bytes, which it may read and write, are the graph's
+        until the replay ends. Branches of the capture must be joined before, and those of `fn` inside it.
+
+        Raises `CaptureError` outside the capture's own stream.
+        """
+        capture, timeline = self._open(), self._timeline
+        self._end_segment(capture)
+        held = Footprint(capture.origin)
+        with timeline.lock:
+            capture.enter_eager(capture.origin)
+        timeline.state.held.append(held)
+        try:
+            fn()
+        finally:
+            timeline.state.held.remove(held)
+            with timeline.lock:
+                capture.leave_eager(held)
+        self._segments.append(fn)
+        self._begin(capture)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        capture, timeline = self._open(), self._timeline
+        try:
+            if error is None:
+                capture.check_released()
+                self._end_segment(capture)
+        except BaseException:
+            self._abort(capture)
+            raise
+        if error is not None:
+            self._abort(capture)
+            return
+        with timeline.lock:
+            pins = capture.close(self._segments)
+            if pins is not None:
+                self.graph.bind(pins, self._segments)
+        self._capture = None
+
+    def _open(self) -> Capture:
+        if self._capture is None:
+            raise CaptureError("the capture is not open", "use it inside `with ws.capture(...) as capture`")
+        return self._capture
+
+    def _begin(self, capture: Capture) -> None:
+        timeline = self._timeline
+        with timeline.lock:
+            timeline.opening = capture
+            try:
+                identity = timeline.driver.begin_capture(capture.origin.key)
+                capture.identity = identity
+                timeline.captures[identity] = capture
+                timeline.refresh()
+            finally:
+                timeline.opening = None
+
+    def _end_segment(self, capture: Capture) -> None:
+        timeline = self._timeline
+        with timeline.lock:
+            segment = timeline.driver.end_capture(capture.origin.key)
+            timeline.captures.pop(capture.identity, None)
+            timeline.refresh()
+            capture.identity = 0
+            capture.segment_ended()
+            self._segments.append(segment)
+
+    def _abort(self, capture: Capture) -> None:
+        timeline = self._timeline
+        self._capture = None
+        with timeline.lock:
+            if capture.identity:
+                timeline.driver.abort_capture(capture.origin.key)
+            capture.close(None)
+        for segment in self._segments:
+            if not callable(segment):
+                segment.reset()
+        self._segments = []

@@ -1,0 +1,69 @@
+"""Events of the user that feed the clocks: for engines with record and wait of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from workspace.errors import CaptureError
+from workspace.streams import CURRENT, Stream
+
+if TYPE_CHECKING:
+    from workspace.timeline import Timeline
+
+
+class WorkspaceEvent:
+    """A drop-in event, made by `Workspace.event`; order it creates is known to every workspace of the device."""
+
+    __slots__ = ("_event", "_recorded_in", "_timeline")
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        with timeline.lock:
+            self._event = timeline.new_event()
+        self._recorded_in: Stream | None = None
+
+    def record(self, stream: object = CURRENT) -> None:
+        """Mark the point all work enqueued so far on a stream (omitted: the current one) leads to."""
+        timeline = self._timeline
+        with timeline.lock:
+            target = self._stream(stream)
+            timeline.record(target, self._event)
+            self._recorded_in = target
+
+    def wait(self, stream: object = CURRENT) -> None:
+        """Make later work on a stream (omitted: the current one) wait; without a record before, nothing happens."""
+        timeline = self._timeline
+        with timeline.lock:
+            target = self._waiter(stream)
+            timeline.wait(self._event, target)
+
+    def query(self) -> bool:
+        """Whether the recorded work is complete; if so the host knows, and may reuse what it ordered."""
+        timeline = self._timeline
+        with timeline.lock:
+            covered = self._event.covered
+            done = timeline.driver.done(self._event.handle)
+            if done:
+                timeline.clocks.complete(covered)
+            return done
+
+    def synchronize(self) -> None:
+        """Block the host until the recorded work is complete."""
+        covered = self._event.covered
+        self._timeline.driver.synchronize_event(self._event.handle)
+        with self._timeline.lock:
+            self._timeline.clocks.complete(covered)
+
+    def _stream(self, stream: object) -> Stream:
+        timeline = self._timeline
+        return timeline.current() if stream is CURRENT else timeline.inside(timeline.of(stream))
+
+    def _waiter(self, stream: object) -> Stream:
+        target = self._stream(stream)
+        capture = self._recorded_in.capture if self._recorded_in is not None else None
+        if capture is None or target.capture is capture:
+            return target
+        if not capture.open:
+            raise CaptureError("an event recorded in a capture is waited for outside it", "record one outside")
+        # Waiting for a captured event is how a stream joins the capture.
+        return self._timeline.into_capture((target,), capture)[0]

@@ -1,0 +1,106 @@
+"""Forks: branches on other streams, joined on exit whatever happens, that feed the clocks and declare the uses."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from workspace.errors import ForkError
+from workspace.holding import Holding
+from workspace.streams import Stream
+
+if TYPE_CHECKING:
+    from workspace.timeline import Timeline
+
+
+class Fork:
+    """A fork of the caller's current stream to others; a context manager made by `Workspace.fork`.
+
+    Entering makes every branch stream wait for the parent, and declares the branches for each lease the thread holds.
+    Leaving makes the parent wait for every branch, also when one raised, and stamps the branches' uses there; leases
+    acquired in a branch and still held get the parent declared.
+
+    Examples
+    --------
+    >>> with ws.fork(aux0, aux1) as branch:     # doctest: +SKIP
+    ...     with branch(aux0):
+    ...         indexer(scratch.q8)
+    """
+
+    __slots__ = ("_branches", "_held", "_parent", "_timeline")
+
+    def __init__(self, timeline: Timeline, streams: tuple[Stream, ...]) -> None:
+        self._timeline = timeline
+        self._branches = streams
+        self._held: list[Holding] = []
+        self._parent: Stream | None = None
+
+    def __enter__(self) -> Fork:
+        timeline = self._timeline
+        held = self._held = timeline.state.held[:]
+        with timeline.lock:
+            if timeline.refusal is not None:
+                raise timeline.refusal
+            parent = timeline.current()
+            branches = self._branches
+            if parent.capture is not None:
+                branches = self._branches = timeline.into_capture(branches, parent.capture)
+            for stream in branches:
+                if stream.key == parent.key:
+                    raise ForkError(f"{parent!r} is forked to itself", "fork to other streams than the current one")
+            event = timeline.record(parent)
+            for stream in branches:
+                timeline.wait(event, stream)
+                for lease in held:
+                    lease.declare(stream)
+            self._parent = parent
+        return self
+
+    def __call__(self, stream: Stream) -> Branch:
+        """The branch on one of the fork's streams: work inside its ``with`` goes there."""
+        if self._parent is None:
+            raise ForkError("a branch is entered outside its fork", "use it inside `with ws.fork(...) as branch`")
+        if all(one.key != stream.key for one in self._branches):
+            raise ForkError(f"{stream!r} is not one of the fork's streams", "name it in ws.fork(...)")
+        return Branch(self._timeline, stream.key)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        timeline, parent = self._timeline, self._parent
+        self._parent = None
+        if parent is None:
+            return
+        with timeline.lock:
+            epochs = timeline.clocks.epoch
+            for stream in self._branches:
+                epoch = epochs[stream.id]
+                timeline.wait(timeline.record(stream), parent)
+                for lease in self._held:
+                    lease.joined(stream, epoch)
+            held = timeline.state.held
+            if len(held) > len(self._held):
+                branches = {stream.id for stream in self._branches}
+                for lease in held:
+                    if lease.stream.id in branches:
+                        lease.declare(parent)
+
+
+class Branch:
+    """Makes a stream current for a ``with`` block."""
+
+    __slots__ = ("_before", "_key", "_timeline")
+
+    def __init__(self, timeline: Timeline, key: int) -> None:
+        self._timeline = timeline
+        self._key = key
+
+    def __enter__(self) -> None:
+        driver = self._timeline.driver
+        self._before = driver.current_stream()
+        driver.set_stream(self._key)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timeline.driver.set_stream(self._before)

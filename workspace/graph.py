@@ -1,0 +1,148 @@
+"""Graphs: lists of segments with one footprint, replayed as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from workspace.errors import GraphError
+from workspace.holding import Footprint
+from workspace.streams import CURRENT, Stream
+
+if TYPE_CHECKING:
+    from workspace.driver import Graph as DriverGraph
+    from workspace.pins import Pins
+    from workspace.timeline import Timeline
+
+
+class Graph:
+    """A captured graph: one segment when it is full, more when eager breaks divide it.
+
+    Made by `Workspace.capture` or, for a capture begun elsewhere, by `Workspace.adopt`.
+    """
+
+    def __init__(self, timeline: Timeline, name: str) -> None:
+        self.timeline = timeline
+        self.name = name
+        self.released = False
+        self.pins: Pins | None = None
+        self._segments: list[DriverGraph | Callable[[], object]] = []
+        self._breaks = False
+
+    def __repr__(self) -> str:
+        return f"<graph {self.name}, {self.segments} segments, footprint {self.footprint} bytes>"
+
+    @property
+    def footprint(self) -> int:
+        """Bytes of the lanes it belongs to, which other graphs of the lane share."""
+        return sum(lane.nbytes for lane in self.pins.lanes) if self.pins else 0
+
+    @property
+    def segments(self) -> int:
+        """Number of graph segments and eager breaks."""
+        return len(self._segments)
+
+    def bind(self, pins: Pins, segments: list[DriverGraph | Callable[[], object]]) -> None:
+        """Take over what a closed capture made."""
+        self.pins = pins
+        self._segments = segments
+        self._breaks = any(callable(segment) for segment in segments)
+
+    def replay(self, stream: object = CURRENT) -> None:
+        """Enqueue the graph, ordered after the last uses of its footprint; then it is their last use.
+
+        Parameters
+        ----------
+        stream
+            Where to; omitted, the caller's current stream. Eager breaks run with this stream current.
+
+        Raises
+        ------
+        GraphError
+            The graph is released, its capture has not ended, or it is replayed inside a capture.
+        FootprintBusy
+            Another replay of the lane has begun and not ended.
+        """
+        timeline = self.timeline
+        with timeline.lock:
+            timeline.drain()
+            target = self._target(stream)
+            self._begin(target)
+        held = Footprint(target)
+        try:
+            self._run(target, held)
+        finally:
+            with timeline.lock:
+                self._end(held)
+
+    def _begin(self, target: Stream) -> None:
+        assert self.pins is not None  # noqa: S101 - checked by _target
+        begun = []
+        try:
+            for lane in self.pins.lanes:
+                lane.begin(self)
+                begun.append(lane)
+                lane.enter(target)
+        except BaseException:
+            for lane in begun:
+                lane.end()
+            raise
+
+    def _end(self, held: Footprint) -> None:
+        assert self.pins is not None  # noqa: S101 - checked by _target
+        uses = held.stamped(self.timeline)
+        for lane in self.pins.lanes:
+            lane.leave(dict(uses))
+            lane.end()
+        for lease in self.pins.kept:
+            lease.replayed(uses)
+
+    def _target(self, stream: object) -> Stream:
+        if self.timeline.refusal is not None:
+            raise self.timeline.refusal
+        if self.released or self.pins is None:
+            state = "is released" if self.released else "has not been captured to its end"
+            raise GraphError(f"graph {self.name!r} {state}", "replay between the end of the capture and release()")
+        target = self.timeline.current() if stream is CURRENT else self.timeline.of(stream)
+        if target.capture is not None or self.timeline.driver.capture_of(target.key):
+            raise GraphError(
+                f"graph {self.name!r} is replayed on {target!r}, which is capturing", "replay outside captures"
+            )
+        return target
+
+    def _run(self, target: Stream, held: Footprint) -> None:
+        key = target.key
+        if not self._breaks:
+            for segment in self._segments:
+                segment.launch(key)  # type: ignore[union-attr]
+            return
+        driver, state = self.timeline.driver, self.timeline.state
+        before = driver.current_stream()
+        if before != key:
+            driver.set_stream(key)
+        state.held.append(held)
+        try:
+            for segment in self._segments:
+                if callable(segment):
+                    segment()
+                else:
+                    segment.launch(key)
+        finally:
+            state.held.remove(held)
+            if before != key:
+                driver.set_stream(before)
+
+    def release(self) -> None:
+        """Destroy the graph; its bytes return to the pool with the last graph of the lane. Twice is no error."""
+        with self.timeline.lock:
+            if self.released:
+                return
+            if self.pins is not None and any(lane.replaying is self for lane in self.pins.lanes):
+                raise GraphError(f"graph {self.name!r} is released inside its own replay", "release it afterwards")
+            self.released = True
+            segments, self._segments = self._segments, []
+        for segment in segments:
+            if not callable(segment):
+                segment.reset()
+        with self.timeline.lock:
+            self.timeline.drain()

@@ -1,0 +1,190 @@
+"""Lanes: footprints that graphs share because their replays never interleave."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from workspace.block import Block, Slab, Uses
+from workspace.errors import CapacityError, CaptureError, FootprintBusy
+from workspace.streams import Event, Stream
+from workspace.timeline import Timeline
+
+if TYPE_CHECKING:
+    from workspace.graph import Graph
+    from workspace.strategies.pooled import Pooled
+
+
+class Lane:
+    """The footprint of all graphs of one lane: blocks taken out of a pool for as long as one of them exists.
+
+    The footprint has last uses of its own, so that a replay compares a few integers whatever the number of blocks.
+
+    Attributes
+    ----------
+    regions
+        Blocks of the parent pool; their addresses stay valid until the last graph is released.
+    uses, events
+        Last uses of any byte of the footprint: those its blocks had in the pool, then replays and eager breaks.
+    graphs, captures
+        How many of them the footprint must outlive.
+    replaying
+        The graph whose replay has begun and not ended.
+    complete_only
+        A graph may be replayed without the library's knowledge: only bytes whose uses the host has seen complete.
+    """
+
+    def __init__(self, timeline: Timeline, name: str, parent: Pooled, *, complete_only: bool = False) -> None:
+        self.timeline = timeline
+        self.name = name
+        self.parent = parent
+        self.complete_only = complete_only
+        self.regions: list[Block] = []
+        self.uses: Uses = {}
+        self.events: dict[int, Event] | None = None
+        self.graphs = 0
+        self.captures = 0
+        self.replaying: Graph | None = None
+
+    @property
+    def in_use(self) -> bool:
+        return bool(self.graphs or self.captures)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(region.nbytes for region in self.regions)
+
+    # -- bytes -----------------------------------------------------------------------------------------------
+    def claim(self, nbytes: int) -> Block:
+        """Take a block out of the parent pool. Raises `CaptureError` ("reserve first"): a capture allocates nothing."""
+        pool = self.parent.pool
+        pool.consolidate()
+        blocks = [block for free in pool.free.values() for block in free if block.nbytes >= nbytes]
+        blocks = [block for block in blocks if self._claimable(block)]
+        if not blocks:
+            raise CaptureError(
+                f"lane {self.name!r} needs {nbytes} bytes more inside a capture, and no block of the pool is "
+                + ("large enough and seen complete by the host" if self.complete_only else "large enough"),
+                "reserve first: declare the captured layouts with lane=..., call reserve() before the capture"
+                + (", and synchronize" if self.complete_only else ""),
+                lane=self.name, asked=nbytes, reserved=self.parent.held().reserved,
+            )  # fmt: skip
+        # The largest, so that the footprint can be lengthened in place when a larger bucket follows.
+        block = pool.claim(max(blocks, key=lambda one: one.nbytes), nbytes)
+        self._take_over(block)
+        self.regions.append(block)
+        return block
+
+    def lengthen(self, region: Block, nbytes: int) -> bool:
+        """Add the free bytes behind a region, if there are enough."""
+        self.parent.pool.consolidate()
+        after = region.next
+        if after is None or not self._claimable(after) or not self.parent.pool.claim_next(region, nbytes):
+            return False
+        self._take_over(region)
+        return True
+
+    def _claimable(self, block: Block) -> bool:
+        return not self.complete_only or self.timeline.complete(block)
+
+    def _take_over(self, block: Block) -> None:
+        for used, epoch in block.uses.items():
+            if self.uses.get(used, 0) < epoch:
+                self.uses[used] = epoch
+                event = block.events.get(used) if block.events else None
+                if event is not None:
+                    self.events = {**(self.events or {}), used: event}
+        block.uses, block.events = {}, None
+
+    def mark(self) -> list[tuple[Block, int]]:
+        """The footprint as it is, for `rollback`."""
+        return [(region, region.nbytes) for region in self.regions]
+
+    def rollback(self, mark: list[tuple[Block, int]]) -> None:
+        """Return to the pool what was claimed since the mark (a capture failed)."""
+        before = dict((id(region), nbytes) for region, nbytes in mark)
+        for region in list(self.regions):
+            nbytes = before.get(id(region), 0)
+            if nbytes == region.nbytes:
+                continue
+            rest = region.split(nbytes) if nbytes else region
+            if not nbytes:
+                self.regions.remove(region)
+            self._hand_back(rest)
+
+    def _hand_back(self, block: Block) -> None:
+        block.uses = dict(self.uses)
+        block.events = dict(self.events) if self.events else None
+        self.parent.pool.restore(block)
+
+    # -- order -----------------------------------------------------------------------------------------------
+    def enter(self, stream: Stream) -> None:
+        """Make the stream's next work come after every last use of the footprint."""
+        self.timeline.fence(self._as_block(), stream)
+
+    def leave(self, uses: Uses) -> None:
+        """The footprint's last uses are these: they come after all earlier ones."""
+        self.uses, self.events = uses, None
+
+    def _as_block(self) -> Block:
+        block = Block.__new__(Block)
+        block.uses, block.events = self.uses, self.events
+        return block
+
+    def begin(self, graph: Graph) -> None:
+        """A replay begins. Raises `FootprintBusy`: graphs share a lane only if whole replays never interleave."""
+        if self.replaying is not None:
+            raise FootprintBusy(
+                f"a replay of lane {self.name!r} has begun and not ended",
+                "give graphs whose replays interleave different lanes: ws.capture(lane=...)",
+                lane=self.name,
+            )
+        self.replaying = graph
+
+    def end(self) -> None:
+        self.replaying = None
+
+    # -- release ---------------------------------------------------------------------------------------------
+    def drop_graph(self) -> None:
+        """A graph is gone; with the last one the footprint returns to the pool."""
+        self.graphs -= 1
+        self.give_back_if_unused()
+
+    def give_back_if_unused(self) -> None:
+        """Return the footprint to the pool, with its last uses, once no graph and no open capture needs it."""
+        if self.in_use or self.replaying is not None:
+            return
+        for region in self.regions:
+            self._hand_back(region)
+        self.regions, self.uses, self.events = [], {}, None
+
+
+class LaneSource:
+    """A capture's slabs: the regions of its lane, which it may add to but never frees."""
+
+    fixed = True
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
+
+    def slabs(self) -> list[Slab]:
+        """The footprint as it is, all of it free: inside a new capture nothing has been used yet."""
+        return [self._over(region) for region in self.lane.regions]
+
+    def check(self, nbytes: int, idle: int) -> None:
+        """`obtain` itself changes nothing when it refuses."""
+
+    def obtain(self, nbytes: int, stream: Stream) -> Slab:
+        return self._over(self.lane.claim(nbytes))
+
+    def extend(self, slab: Slab, nbytes: int) -> int:
+        if slab.outer is None:
+            raise CapacityError("a slab of a capture has no region behind it")
+        return nbytes if self.lane.lengthen(slab.outer, nbytes) else 0
+
+    def give_up(self, slab: Slab) -> bool:
+        return False
+
+    @staticmethod
+    def _over(region: Block) -> Slab:
+        outer = region.slab
+        return Slab(outer.buffer, outer.start + region.offset, region.nbytes, region)

@@ -1,0 +1,232 @@
+"""The pool: blocks that split and coalesce, indexed so that a repeated request costs a look-up."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+
+from sortedcontainers import SortedKeyList
+
+from workspace.block import FREE, GONE, TAKEN, Block, Shelf, Slab
+from workspace.request import Request
+from workspace.source import Source, grow_tail
+from workspace.streams import Stream
+from workspace.timeline import Timeline
+
+Home = int
+
+SHELVED_BLOCKS = 4096
+"""After so many blocks have gone to shelves all are coalesced, so that a run that meets ever new sizes stays flat in host
+memory."""
+
+
+def _by_size(block: Block) -> tuple[int, int, int]:
+    return block.nbytes, block.slab.address, block.offset
+
+
+class Pool:
+    """Free and shelved blocks of one provider.
+
+    A released block whose only last use is on one stream goes to a *shelf* for (request, stream): the next such request
+    takes it from there as it is. Every other released block is coalesced with its free neighbours at once; shelved
+    blocks are, before the pool would fence or grow.
+
+    Parameters
+    ----------
+    home
+        Sub-pool of a stream: free blocks of different homes never coalesce. A pool shared by all streams has one home.
+    """
+
+    def __init__(self, timeline: Timeline, source: Source, home: Callable[[Stream], Home]) -> None:
+        self.timeline = timeline
+        self.source = source
+        self.home = home
+        self.slabs: list[Slab] = []
+        self.free: dict[Home, SortedKeyList] = {}
+        self.taken = 0
+        self._shelves: weakref.WeakSet[Shelf] = weakref.WeakSet()
+        self._shelved = 0
+
+    # -- shelves ---------------------------------------------------------------------------------------------
+    def shelve(self, block: Block, request: Request, stream: Stream) -> None:
+        """Put a block, used last on this stream only, where the same request finds it."""
+        shelf = request.shelves.get(stream.key)
+        if shelf is None:
+            shelf = request.shelves[stream.key] = Shelf()
+            self._shelves.add(shelf)
+        block.shelf, block.stream = shelf, stream
+        block.epoch = block.uses[stream.id]
+        # With something between lease and strategy, a lease must not return the block by itself.
+        block.lent = block.views.get(request, []) if request.ready is request.shelves else []
+        shelf.append(block)
+        self._shelved += 1
+        if self._shelved > SHELVED_BLOCKS:
+            self.consolidate()
+
+    def put(self, block: Block) -> None:
+        """Take a released block back and coalesce it."""
+        self.taken -= block.nbytes
+        self._insert(block)
+
+    def shelved(self) -> Iterator[Block]:
+        """Blocks on shelves, which count as taken and are out on no lease."""
+        for shelf in list(self._shelves):
+            yield from list(shelf)
+
+    @property
+    def allocated(self) -> int:
+        """Bytes out on lease."""
+        return self.taken - sum(block.nbytes for block in self.shelved())
+
+    # -- the search ------------------------------------------------------------------------------------------
+    def ordered(self, nbytes: int, stream: Stream, home: Home) -> Block | None:
+        """The smallest free block of a home that fits and whose last uses all precede the stream's next work."""
+        fits = self.timeline.ordered
+        return next((block for block in self._fitting(nbytes, home) if fits(block, stream)), None)
+
+    def pending(self, nbytes: int, stream: Stream, homes: Iterator[Home]) -> Block | None:
+        """The free block that needs the fewest fences, of those the stream may wait for; of equals the smallest."""
+        best: Block | None = None
+        fewest = 0
+        for home in homes:
+            for block in self._fitting(nbytes, home):
+                if not self.timeline.fenceable(block, stream):
+                    continue
+                fences = self.unordered(block, stream)
+                if best is None or fences < fewest:
+                    best, fewest = block, fences
+                if fewest <= 1:
+                    break
+        return best
+
+    def unordered(self, block: Block, stream: Stream) -> int:
+        """Number of last uses that do not precede the stream's next work."""
+        ordered = self.timeline.clocks.ordered
+        return sum(not ordered(stream.id, used, epoch) for used, epoch in block.uses.items())
+
+    def in_flight(self, stream: Stream) -> int:
+        """Free bytes whose last uses the stream would have to wait for."""
+        free = (block for blocks in self.free.values() for block in blocks)
+        return sum(block.nbytes for block in free if not self.timeline.ordered(block, stream))
+
+    def take(self, block: Block, nbytes: int, home: Home) -> Block:
+        """Lease the first `nbytes` of a free block, which then belong to `home`; the rest stays free."""
+        self._remove(block)
+        if block.nbytes > nbytes:
+            self._insert(block.split(nbytes), coalesce=False)
+        block.state = TAKEN
+        block.home = home
+        self.taken += block.nbytes
+        return block
+
+    # -- growth ----------------------------------------------------------------------------------------------
+    def grow(self, nbytes: int, stream: Stream) -> Block:
+        """Obtain bytes for a block of this size, after giving up idle slabs. Raises `CapacityError`, state kept."""
+        home = self.home(stream)
+        for slab in self.slabs:
+            last = slab.blocks()[-1]
+            free = last.nbytes if last.state == FREE and self.timeline.ordered(last, stream) else 0
+            if self.source.extend(slab, nbytes - free):
+                if last.state == FREE:
+                    self._remove(last)
+                grow_tail(slab, nbytes - free)
+                tail = slab.blocks()[-1]
+                tail.home = home
+                self._insert(tail, coalesce=False)
+                return tail
+        self.source.check(nbytes, self.idle())
+        if not self.source.fixed:
+            self.give_up_idle()
+        slab = self.source.obtain(nbytes, stream)
+        self.slabs.append(slab)
+        slab.first.home = home
+        self._insert(slab.first)
+        return slab.first
+
+    def adopt(self, slabs: list[Slab]) -> None:
+        """Start with these slabs, all of them free."""
+        for slab in slabs:
+            self.slabs.append(slab)
+            self._insert(slab.first)
+
+    def idle(self) -> int:
+        """Bytes of slabs in which nothing is leased, shelves emptied first."""
+        self.consolidate()
+        return sum(slab.nbytes for slab in self.slabs if slab.idle())
+
+    def give_up_idle(self) -> int:
+        """Give every idle slab whose last uses the host can see complete back to the source; returns the bytes."""
+        self.consolidate()
+        given = 0
+        for slab in [slab for slab in self.slabs if slab.idle()]:
+            nbytes = slab.nbytes
+            if self.source.give_up(slab):
+                self._remove(slab.first)
+                slab.first.state = GONE
+                self.slabs.remove(slab)
+                given += nbytes
+        return given
+
+    def consolidate(self) -> bool:
+        """Empty all shelves into the free blocks; returns whether there was anything on them."""
+        found = False
+        for shelf in list(self._shelves):
+            while shelf:
+                try:
+                    block = shelf.pop()
+                except IndexError:
+                    break  # a lease took the last one meanwhile
+                assert block.stream is not None  # noqa: S101 - set by shelve
+                block.uses, block.events = {block.stream.id: block.epoch}, None
+                self.put(block)
+                found = True
+        self._shelved = 0
+        return found
+
+    def claim(self, block: Block, nbytes: int) -> Block:
+        """Take free bytes out of circulation for a lane's footprint."""
+        block = self.take(block, nbytes, block.home)
+        self.taken -= block.nbytes
+        return block
+
+    def restore(self, block: Block) -> None:
+        """Bring back bytes that `claim` took out."""
+        self._insert(block)
+
+    def claim_next(self, block: Block, nbytes: int) -> bool:
+        """Lengthen a claimed block by the free bytes behind it."""
+        after = block.next
+        if after is None or after.state != FREE or after.nbytes < nbytes:
+            return False
+        self.claim(after, nbytes)
+        block.absorb_next()
+        return True
+
+    # -- free blocks -----------------------------------------------------------------------------------------
+    def _fitting(self, nbytes: int, home: Home) -> Iterator[Block]:
+        free = self.free.get(home)
+        return iter(()) if free is None else free.irange_key((nbytes, 0, 0))
+
+    def _insert(self, block: Block, *, coalesce: bool = True) -> None:
+        block.state = FREE
+        if coalesce:
+            block = self._coalesce(block)
+        free = self.free.get(block.home)
+        if free is None:
+            free = self.free[block.home] = SortedKeyList(key=_by_size)
+        free.add(block)
+
+    def _coalesce(self, block: Block) -> Block:
+        after = block.next
+        if after is not None and after.state == FREE and after.home == block.home:
+            self._remove(after)
+            block.absorb_next()
+        before = block.prev
+        if before is not None and before.state == FREE and before.home == block.home:
+            self._remove(before)
+            before.absorb_next()
+            block = before
+        return block
+
+    def _remove(self, block: Block) -> None:
+        self.free[block.home].remove(block)

@@ -1,0 +1,66 @@
+"""Requests: what a strategy is asked to place, computed once for each layout, dims and owner."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from workspace.block import Shelf
+from workspace.layout import ALIGNMENT, Extent, Resolved
+
+if TYPE_CHECKING:
+    from workspace.workspace import Workspace
+
+
+class Request:
+    """One layout with all dims given, on behalf of one owner.
+
+    Equality is identity: the facade keeps one object for each (layout, dims), so that blocks can remember the tensors
+    they built for it.
+
+    Attributes
+    ----------
+    nbytes
+        Bytes to place, alignment slack, guard bands and all.
+    lead
+        Bytes before the first tensor that belong to a guard band.
+    timeline, epochs
+        The workspace's, and its streams' epochs: what a steady lease reads.
+    shelves, ready
+        The provider's shelves by stream key, and those a lease may take from by itself: the same where nothing stands
+        between lease and strategy, none otherwise.
+    align
+        Bytes; the layout starts at the first multiple of it after `lead`.
+    """
+
+    __slots__ = (
+        "align", "dims", "epochs", "extents", "index", "lead", "nbytes", "owner", "payload", "ready", "resolved",
+        "shelves", "timeline", "workspace", "zero",
+    )  # fmt: skip
+
+    def __init__(
+        self, resolved: Resolved, owner: str, workspace: Workspace, *, zero: bool = False, band: int = 0
+    ) -> None:
+        self.resolved = resolved
+        self.workspace = workspace
+        self.timeline = workspace.timeline
+        self.epochs = workspace.timeline.clocks.epoch
+        self.dims = dict(resolved.dims)
+        self.shelves: dict[int, Shelf] = {}
+        self.ready = self.shelves if workspace.direct and not zero else {}
+        self.owner = owner
+        self.zero = zero
+        self.extents: tuple[Extent, ...] = resolved.extents
+        self.index = {extent.name: position for position, extent in enumerate(resolved.extents)}
+        self.align = resolved.align
+        self.payload = resolved.nbytes
+        self.lead = band
+        slack = max(resolved.align - ALIGNMENT, 0)
+        self.nbytes = resolved.nbytes + slack + 2 * band if resolved.nbytes else 0
+
+    def __repr__(self) -> str:
+        dims = ", ".join(f"{name}={value}" for name, value in self.resolved.dims)
+        return f"{self.owner}({dims}): {self.nbytes} bytes"
+
+    def start(self, address: int) -> int:
+        """Offset of the layout's first byte in a block at that address."""
+        return -(-(address + self.lead) // self.align) * self.align - address

@@ -1,0 +1,128 @@
+"""Single tensors, whose bytes return when their storage dies, and persistent zero-once buffers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from workspace.errors import CaptureError, LayoutError, StreamError
+from workspace.holding import Pinnable
+from workspace.layout import TensorSpec
+from workspace.request import Request
+from workspace.streams import Stream
+
+if TYPE_CHECKING:
+    from workspace.block import Block
+    from workspace.provider import WorkspaceProvider
+    from workspace.workspace import Workspace
+
+
+class Single(Pinnable):
+    """Bytes of one tensor on loan until its storage dies, views included. Not held by a thread: uses are declared."""
+
+    def __init__(
+        self, workspace: Workspace, stream: Stream, provider: WorkspaceProvider, block: Block, request: Request
+    ) -> None:
+        self.workspace = workspace
+        self.stream = stream
+        self.provider = provider
+        self.block = block
+        self.offset = request.start(block.address)
+        self.address = block.address + self.offset
+        self.nbytes = request.payload
+        self.dead = False
+
+    def died(self) -> None:
+        # The storage's finaliser: no lock, no device call. The use is stamped when the next acquire drains the queue.
+        self.workspace.timeline.finished.append(self.collect)
+
+    def collect(self) -> None:
+        """Give the bytes back. Called with the lock held."""
+        self.dead = True
+        self.workspace.singles.pop(self.address, None)
+        uses = self.stamped(self.workspace.timeline)
+        if self.pins:
+            self.replayed(uses)
+        else:
+            self._return(uses)
+
+    def let_go(self) -> None:
+        if self.dead:
+            self._return(self.replays or {})
+
+    def _return(self, uses: dict[int, int]) -> None:
+        self.block.uses = uses
+        self.provider.give_back(self.block, self.stream)
+
+
+def lend_single(workspace: Workspace, shape: tuple[int, ...], dtype: torch.dtype, owner: str) -> Any:
+    """Place one tensor on the current stream; see `Workspace.empty`."""
+    request = workspace.single_request(tuple(shape), dtype, owner)
+    timeline = workspace.timeline
+    with timeline.lock:
+        timeline.ready()
+        stream = timeline.current()
+        if stream.exact and not stream.communication:
+            raise StreamError(
+                f"a single tensor on {stream!r}, a stream the library does not own",
+                "use a scoped lease there: its last use is recorded at release, before the handle can be destroyed",
+            )
+        if stream.capture is not None:
+            raise CaptureError(
+                f"a single tensor of {owner} inside a capture has no release point", "use a lease, or make it before"
+            )
+        provider = workspace.provider
+        if not provider.lends_tensors:
+            return provider.fresh(request, 0, stream)
+        block = provider.place(request, stream)
+        if block is None:
+            raise TypeError(f"strategy {provider.name} lends tensors and placed no block")
+        single = Single(workspace, stream, provider, block, request)
+        offset = block.slab.start + block.offset + single.offset
+        with torch.inference_mode(False):
+            tensor = timeline.driver.tensor(block.slab.buffer, offset, request.extents[0].shape, dtype, single.died)
+        workspace.singles[single.address] = single
+        return tensor
+
+
+class Persistent:
+    """Buffers that live as long as the workspace and are zero once, when they are made."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self._buffers: dict[str, Any] = {}
+
+    def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
+        """See `Workspace.persistent`."""
+        timeline = self._workspace.timeline
+        with timeline.lock:
+            timeline.ready()
+            found = self._buffers.get(name)
+            if found is not None:
+                if tuple(found.shape) != tuple(shape) or found.dtype != dtype:
+                    raise LayoutError(
+                        f"persistent {name!r} is {tuple(found.shape)} {found.dtype}, asked as {tuple(shape)} {dtype}",
+                        "use one shape and dtype for each name",
+                    )
+                return found
+            _, nbytes = TensorSpec(tuple(shape), dtype).resolve({})
+            stream = timeline.current()
+            if stream.capture is not None:
+                raise CaptureError(
+                    f"persistent {name!r} is first asked for inside a capture", "ask for it once before the capture"
+                )
+            driver = timeline.driver
+            buffer = driver.alloc(nbytes, stream.key)
+            with torch.inference_mode(False):
+                tensor = driver.tensor(buffer, 0, tuple(shape), dtype)
+            driver.owner_of(buffer.address, nbytes, self._workspace.owned(name))
+            if nbytes:
+                driver.memset(buffer.address, nbytes, 0, stream.key)
+            # Any stream may use it from now on, without a fence of its own: made once, so the host may wait.
+            timeline.synchronize(stream)
+            self._buffers[name] = tensor
+            return tensor
+
+    def clear(self) -> None:
+        self._buffers.clear()

@@ -1,0 +1,94 @@
+"""Snapshots: what a workspace holds, by owner, pulled when asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from workspace.adaptors.compose import find
+from workspace.adaptors.statistics import OwnerBytes, Statistics
+from workspace.block import TAKEN
+from workspace.provider import Held
+
+if TYPE_CHECKING:
+    from workspace.workspace import Workspace
+
+
+@attrs.frozen
+class Snapshot:
+    """One moment of a workspace; bytes throughout.
+
+    Attributes
+    ----------
+    strategy
+        Its name.
+    allocated, peak_allocated
+        Out on lease now, and the most so far while ``statistics`` is on (else 0); rounding and guard bands included.
+    reserved, peak_reserved
+        Obtained from the framework's allocator; 0 under strategies that let it place each tensor.
+    retired, pinned
+        Bytes of slabs given up that a tensor keeps alive, and the owners of such tensors.
+    footprints
+        Bytes of each lane that graphs pin.
+    owners
+        Bytes on loan by owner; peaks and counts are kept while ``statistics`` is on.
+    fences, elided, growths
+        Fences made on the device's timeline; uses on other streams that the clocks showed ordered; slabs obtained
+        after the reservation.
+    """
+
+    strategy: str
+    allocated: int
+    peak_allocated: int
+    reserved: int
+    peak_reserved: int
+    retired: int
+    pinned: tuple[str, ...]
+    slabs: tuple[int, ...]
+    footprints: dict[str, int]
+    owners: dict[str, OwnerBytes]
+    fences: int
+    elided: int
+    growths: int
+
+
+def take_snapshot(workspace: Workspace) -> Snapshot:
+    """Pull a snapshot from the provider. Called with the timeline's lock held."""
+    held: Held = workspace.provider.held()
+    statistics = find(workspace.provider, Statistics)
+    if isinstance(statistics, Statistics):
+        owners, peak = {name: attrs.evolve(one) for name, one in statistics.owners.items()}, statistics.total.peak
+    else:
+        owners, peak = _on_loan(workspace), 0
+    lanes = getattr(workspace.strategy_object, "lanes", dict)()
+    return Snapshot(
+        strategy=workspace.strategy,
+        allocated=held.allocated,
+        peak_allocated=peak,
+        reserved=held.reserved,
+        peak_reserved=held.peak_reserved,
+        retired=held.retired,
+        pinned=held.pinned,
+        slabs=held.slabs,
+        footprints=lanes,
+        owners=owners,
+        fences=workspace.timeline.fences,
+        elided=getattr(workspace.strategy_object, "elided", 0),
+        growths=held.growths,
+    )
+
+
+def _on_loan(workspace: Workspace) -> dict[str, OwnerBytes]:
+    owners: dict[str, OwnerBytes] = {}
+    pool = getattr(workspace.strategy_object, "pool", None)
+    if pool is None:
+        return owners
+    shelved = {id(block) for block in pool.shelved()}
+    for slab in pool.slabs:
+        for block in slab.blocks():
+            if block.state == TAKEN and block.request is not None and id(block) not in shelved:
+                owner = owners.setdefault(block.request.owner, OwnerBytes())
+                owner.allocated += block.nbytes
+                owner.peak = owner.allocated
+    return owners

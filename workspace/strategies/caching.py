@@ -1,0 +1,115 @@
+"""``caching``: every tensor fresh from the framework's caching allocator, as model code without a workspace has it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from workspace.block import Block, Uses
+from workspace.config import WorkspaceConfig
+from workspace.lane import Lane
+from workspace.provider import Held
+from workspace.request import Request
+from workspace.streams import Stream
+from workspace.timeline import Timeline
+
+
+class Caching:
+    """The reference for results: kernels run their returning form, the allocator keeps lifetimes.
+
+    A freed tensor returns to the stream it was allocated on. ``record_stream`` is called for a use on another stream
+    only where the clocks cannot show that the home stream comes after it.
+    """
+
+    name: ClassVar[str] = "caching"
+    safe: ClassVar[bool] = True
+    lends_tensors = False
+
+    def __init__(self, timeline: Timeline, config: WorkspaceConfig) -> None:
+        self.timeline = timeline
+        self.config = config
+        self.allocated = 0
+        self.elided = 0
+        self.recorded = 0
+        self._counted: Caching = self
+
+    def place(self, request: Request, stream: Stream) -> Block | None:
+        return None
+
+    def give_back(self, block: Block | None, stream: Stream) -> None:
+        raise NotImplementedError(f"{self.name} lends no blocks")
+
+    def tensors(self, request: Request, block: Block) -> list[Any]:
+        raise NotImplementedError(f"{self.name} lends no blocks")
+
+    def fresh(self, request: Request, position: int, stream: Stream) -> Any:
+        extent = request.extents[position]
+        driver = self.timeline.driver
+        buffer = driver.alloc(extent.nbytes, stream.key)
+        return driver.tensor(buffer, 0, extent.shape, extent.dtype)
+
+    def received(self, request: Request, position: int) -> None:
+        self._counted.allocated += request.extents[position].nbytes
+
+    def returned(self, request: Request, position: int, memory: Any, stream: Stream, uses: Uses) -> None:
+        self._counted.allocated -= request.extents[position].nbytes
+        for used in self.unordered(stream, uses):
+            self.timeline.driver.record_use(memory, used.key)
+            self.recorded += 1
+
+    def unordered(self, home: Stream, uses: Uses) -> list[Stream]:
+        """Streams whose uses do not precede the home stream's next work."""
+        ordered, found = self.timeline.clocks.ordered, []
+        for used, epoch in uses.items():
+            if used == home.id:
+                continue
+            if ordered(home.id, used, epoch):
+                self.elided += 1
+            else:
+                found.append(self.timeline.stream_of(used))
+        return found
+
+    def reserve(self, nbytes: int) -> None:
+        """The framework's allocator keeps no reservations; its cache after a warm-up serves the same end."""
+
+    def lock(self, locked: bool) -> None:
+        """Nothing of this strategy can grow: the framework's allocator decides."""
+
+    def lane(self, name: str, *, complete_only: bool) -> Lane | None:
+        return None
+
+    def inside(self, lane: Lane | None) -> Caching:
+        return CapturedCaching(self)
+
+    def trim(self) -> int:
+        self.timeline.driver.trim()
+        return 0
+
+    def held(self) -> Held:
+        return Held(allocated=self.allocated)
+
+    def close(self) -> None:
+        """Tensors belong to their leases."""
+
+
+class CapturedCaching(Caching):
+    """In a capture a tensor used on a side stream is kept until a join orders that use before its home stream.
+
+    ``record_stream`` there keeps each tensor until the capture ends, since its event never completes while capturing.
+    """
+
+    def __init__(self, outside: Caching) -> None:
+        super().__init__(outside.timeline, outside.config)
+        self._counted = outside
+        self._waiting: list[tuple[Any, Stream, Uses]] = []
+
+    def place(self, request: Request, stream: Stream) -> Block | None:
+        self._waiting = [entry for entry in self._waiting if self.unordered(entry[1], entry[2])]
+        return None
+
+    def returned(self, request: Request, position: int, memory: Any, stream: Stream, uses: Uses) -> None:
+        self._counted.allocated -= request.extents[position].nbytes
+        if self.unordered(stream, uses):
+            self._waiting.append((memory, stream, uses))
+
+    def close(self) -> None:
+        self._waiting = []

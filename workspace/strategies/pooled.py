@@ -1,0 +1,241 @@
+"""What the strategies with a pool share: everything but whose blocks a request may take, and in what order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import torch
+
+from workspace.block import Block, Uses
+from workspace.config import WorkspaceConfig
+from workspace.errors import CapacityError
+from workspace.explain import call_site
+from workspace.lane import Lane, LaneSource
+from workspace.pool import Home, Pool
+from workspace.provider import Held
+from workspace.request import Request
+from workspace.source import DriverSource, Source
+from workspace.streams import Stream
+from workspace.timeline import Timeline
+
+
+class Pooled:
+    """A pool of blocks under the one rule.
+
+    Subclasses say which sub-pool a stream is at home in (`home`) and which blocks of other homes it may take
+    (`elsewhere`). The order is: a block that is ordered; then, as long as fewer than ``in_flight`` requests' worth of
+    bytes wait for other streams, growth; a fence; growth; refusal.
+    """
+
+    name: ClassVar[str]
+    safe: ClassVar[bool] = True
+    lends_tensors = True
+
+    def __init__(self, timeline: Timeline, config: WorkspaceConfig, source: Source | None = None) -> None:
+        self.timeline = timeline
+        self.config = config
+        self.source = source or DriverSource(timeline, config.granularity, config.capacity)
+        self.pool = Pool(timeline, self.source, self.home)
+        self.locked = False
+        self._lanes: dict[str, Lane] = {}
+        self.growths = 0
+        self.elided = 0
+
+    def home(self, stream: Stream) -> Home:
+        """Sub-pool a stream's blocks belong to."""
+        raise NotImplementedError
+
+    def elsewhere(self, request: Request, stream: Stream) -> Block | None:
+        """An ordered block outside the stream's own sub-pool, if the strategy lets it take one."""
+        raise NotImplementedError
+
+    def homes(self, stream: Stream) -> Iterator[Home]:
+        """Sub-pools to look for a block worth a fence in, the stream's own first."""
+        own = self.home(stream)
+        yield own
+        yield from [home for home in self.pool.free if home != own]
+
+    # -- placement -------------------------------------------------------------------------------------------
+    def place(self, request: Request, stream: Stream) -> Block:
+        shelf = request.shelves.get(stream.key) if stream.capture is None else None
+        if shelf:
+            try:
+                return shelf.pop()
+            except IndexError:
+                pass  # a lease took the last one without the lock
+        block = self._search(request, stream)
+        block.request = request
+        return block
+
+    def _search(self, request: Request, stream: Stream) -> Block:
+        block = self._ordered(request, stream)
+        if block is None and self.pool.consolidate():
+            block = self._ordered(request, stream)
+        if block is None:
+            block = self._unordered(request, stream)
+        # Uses on other streams that needed no fence, because the clocks show them ordered (fences were subtracted).
+        self.elided += sum(used != stream.id for used in block.uses)
+        block = self.pool.take(block, request.nbytes, self.home(stream))
+        block.uses, block.events = {}, None
+        return block
+
+    def _ordered(self, request: Request, stream: Stream) -> Block | None:
+        return self.pool.ordered(request.nbytes, stream, self.home(stream)) or self.elsewhere(request, stream)
+
+    def _unordered(self, request: Request, stream: Stream) -> Block:
+        """No free block is ordered: grow while little is in flight, else fence, else grow, else refuse."""
+        may_grow = not self.locked
+        block = self.pool.pending(request.nbytes, stream, self.homes(stream))
+        if block is not None:
+            room = self.config.in_flight * request.nbytes
+            if may_grow and room and self.pool.in_flight(stream) < room:
+                try:
+                    return self._grow(request, stream)
+                except CapacityError:
+                    pass  # a fence needs no memory: it is the answer to a full device
+            self._fence(block, request, stream)
+            return block
+        if not may_grow:
+            raise self._refusal(request, stream)
+        return self._grow(request, stream)
+
+    def _fence(self, block: Block, request: Request, stream: Stream) -> None:
+        clocks = self.timeline.clocks
+        missing = [
+            (self.timeline.stream_of(used).name, epoch, clocks.seen[stream.id].get(used, 0))
+            for used, epoch in block.uses.items()
+            if not clocks.ordered(stream.id, used, epoch)
+        ]
+        self.elided -= self.timeline.fence(block, stream)
+        for owner, needs, knows in missing:
+            edge = f"{stream.name} knows {owner} up to {knows}, needs {needs}"
+            self.timeline.explanations.note("fence", request, block, edge)
+
+    def _grow(self, request: Request, stream: Stream) -> Block:
+        # Micro-batch slots grow together: each may need what this one needs now.
+        wanted = request.nbytes * (1 if self.source.fixed else self.config.micro_batches)
+        try:
+            block = self.pool.grow(wanted, stream)
+        except CapacityError:
+            self.timeline.explanations.note("refusal", request)
+            raise
+        self.timeline.explanations.note("growth", request)
+        self.growths += 1
+        return block
+
+    def _refusal(self, request: Request, stream: Stream) -> CapacityError:
+        held = self.held()
+        self.timeline.explanations.note("refusal", request)
+        site, state = call_site(), self.timeline.state
+        return CapacityError(
+            f"{request.owner} asks {request.nbytes} bytes on {stream!r} (lane {state.lane!r}, micro-batch "
+            f"{state.micro_batch}) at {site}, and the workspace is locked at {held.reserved} bytes "
+            f"({held.allocated} on lease)",
+            "declare the layout's largest dims before reserve(), raise `headroom`, or unlock()",
+            owner=request.owner, asked=request.nbytes, capacity=held.reserved, allocated=held.allocated,
+            stream=stream.name, lane=state.lane, micro_batch=state.micro_batch, site=site, setting="headroom",
+        )  # fmt: skip
+
+    # -- release ---------------------------------------------------------------------------------------------
+    def give_back(self, block: Block, stream: Stream) -> None:
+        if len(block.uses) > 1:
+            self._prune(block, stream)
+        exact = stream.exact or self.config.recording == "exact"
+        if exact:
+            self._record(block)
+        if len(block.uses) > 1 or exact or stream.capture is not None or block.request is None or not block.nbytes:
+            self.pool.put(block)
+        else:
+            self.pool.shelve(block, block.request, stream)
+
+    def _prune(self, block: Block, stream: Stream) -> None:
+        """Drop uses that precede the acquirer's: whatever is ordered after the acquirer is ordered after them too."""
+        ordered = self.timeline.clocks.ordered
+        kept: Uses = {}
+        for used, epoch in block.uses.items():
+            if used == stream.id or not ordered(stream.id, used, epoch):
+                kept[used] = epoch
+        self.elided += len(block.uses) - len(kept)
+        block.uses = kept
+
+    def _record(self, block: Block) -> None:
+        """Events of their own for the uses, so that a later fence waits for nothing enqueued after them."""
+        events = {}
+        for used, epoch in block.uses.items():
+            owner = self.timeline.stream_of(used)
+            if self.config.recording == "exact" or owner.exact:
+                if owner.capture is None and self.timeline.driver.capture_of(owner.key):
+                    continue
+                events[used] = self.timeline.exact_event(owner)
+        block.events = events or None
+
+    def tensors(self, request: Request, block: Block) -> list[Any]:
+        buffer, base = block.slab.buffer, block.slab.start + block.offset
+        base += request.start(block.address)
+        tensor = self.timeline.driver.tensor
+        # Built outside inference mode, so that a later use outside it is not refused.
+        with torch.inference_mode(False):
+            views = [tensor(buffer, base + one.offset, one.shape, one.dtype) for one in request.extents]
+        block.views[request] = views
+        return views
+
+    def fresh(self, request: Request, position: int, stream: Stream) -> Any:
+        raise NotImplementedError(f"{self.name} lends blocks")
+
+    def received(self, request: Request, position: int) -> None:
+        raise NotImplementedError(f"{self.name} lends blocks")
+
+    def returned(self, request: Request, position: int, memory: Any, stream: Stream, uses: Uses) -> None:
+        raise NotImplementedError(f"{self.name} lends blocks")
+
+    # -- size ------------------------------------------------------------------------------------------------
+    def reserve(self, nbytes: int) -> None:
+        missing = nbytes - sum(slab.nbytes for slab in self.pool.slabs)
+        if missing <= 0:
+            return
+        # One slab: two would refuse a layout that fits their sum. Idle ones are given up for it.
+        idle = self.pool.give_up_idle()
+        self.pool.grow(missing + idle, self.timeline.current())
+
+    def lock(self, locked: bool) -> None:
+        self.locked = locked
+
+    def lane(self, name: str, *, complete_only: bool) -> Lane:
+        lane = self._lanes.get(name)
+        if lane is None or not lane.in_use:
+            lane = self._lanes[name] = Lane(self.timeline, name, self, complete_only=complete_only)
+        return lane
+
+    def lanes(self) -> dict[str, int]:
+        """Bytes of each lane that graphs or open captures pin."""
+        return {name: lane.nbytes for name, lane in self._lanes.items() if lane.in_use}
+
+    def inside(self, lane: Lane | None) -> Pooled:
+        if lane is None:
+            raise TypeError(f"a capture of {self.name} needs the lane it asked for")
+        source = LaneSource(lane)
+        child = type(self)(self.timeline, self.config, source)
+        child.pool.adopt(source.slabs())
+        return child
+
+    def trim(self) -> int:
+        return self.pool.give_up_idle()
+
+    def held(self) -> Held:
+        slabs = tuple(slab.nbytes for slab in self.pool.slabs)
+        if not isinstance(self.source, DriverSource):
+            return Held(self.pool.allocated, sum(slabs), sum(slabs), slabs=slabs)
+        retired = list(self.source.retired.values())
+        return Held(
+            allocated=self.pool.allocated,
+            reserved=self.source.reserved,
+            peak_reserved=self.source.peak,
+            retired=sum(nbytes for nbytes, _ in retired),
+            pinned=tuple(sorted({owner for _, owners in retired for owner in owners})),
+            slabs=slabs,
+            growths=self.growths,
+        )
+
+    def close(self) -> None:
+        self.pool.give_up_idle()

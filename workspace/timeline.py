@@ -1,0 +1,372 @@
+"""One timeline for each device and process: the lock, the clocks, and the one function that may record or wait."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from workspace.block import Block
+from workspace.clocks import Clocks
+from workspace.driver import Driver
+from workspace.errors import CaptureError, DriverError, ProcessError, StreamError, WorkspaceError
+from workspace.explain import Explanations
+from workspace.holding import ThreadState
+from workspace.streams import Event, Stream
+
+if TYPE_CHECKING:
+    from workspace.capture import Capture
+    from workspace.driver import Graph as DriverGraph
+
+
+class Timeline:
+    """What all workspaces of a device share (target and draft model), under one lock.
+
+    Attributes
+    ----------
+    lock
+        Covers check, record, wait and hand-out. Finalisers do not take it: they append to `finished`.
+    refusal
+        When set, every acquire raises it: the process was forked, or the device reported a sticky error.
+    captures
+        Open captures by the driver's identity; empty on the steady path.
+    busy
+        Whether an acquire must take the long way: a capture is open or may be, or everything is refused.
+    current_key
+        The driver's ``current_stream``.
+    opening
+        The capture that `ws.capture` is just beginning: the driver's notice of it is no foreign one.
+    query_captures
+        Whether each acquire asks the driver, because captures may be begun by raw calls.
+    deferred
+        What `finished` holds and cannot be done while a capture is open.
+    graphs
+        Number of graphs that exist.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self.clocks = Clocks()
+        self.lock = threading.RLock()
+        self.refusal: WorkspaceError | None = None
+        self.captures: dict[int, Capture] = {}
+        self.opening: Capture | None = None
+        self.query_captures = False
+        self.busy = False
+        self.current_key = driver.current_stream
+        self.explanations = Explanations()
+        self.finished: deque[Callable[[], None]] = deque()
+        self.deferred: list[Callable[[], None]] = []
+        self.state = ThreadState()
+        self.graphs = 0
+        self.fences = 0
+        self._spent: deque[int] = deque()
+        self._streams: dict[int, Stream] = {}
+        self._named: dict[str, Stream] = {}
+        self._by_id: dict[int, Stream] = {}
+        self._pid = os.getpid()
+        driver.watch_captures(self._beginning, self._began, self._ended)
+        _TIMELINES.add(self)
+
+    # -- streams ---------------------------------------------------------------------------------------------
+    def named(self, name: str, communication: bool = False) -> Stream:
+        """The stream of that name, created at first use."""
+        with self.lock:
+            found = self._named.get(name)
+            if found is None:
+                key = self.driver.new_stream(name)
+                found = self._named[name] = self._add(key, name, communication)
+            elif found.communication != communication:
+                raise StreamError(
+                    f"stream {name!r} exists with communication={found.communication}", "use one value for each name"
+                )
+            return found
+
+    def of(self, stream: object) -> Stream:
+        """The `Stream` behind any stream object, seen as it is outside captures.
+
+        Raises `StreamError` for None: an omitted stream means the caller's current one, an explicit None is a bug.
+        """
+        if isinstance(stream, Stream):
+            return stream
+        if stream is None:
+            raise StreamError("stream=None", "omit the argument for the caller's current stream, or pass a stream")
+        key = self.driver.stream_key(stream)
+        return self._streams.get(key) or self._add(key, f"stream {key}")
+
+    def current(self) -> Stream:
+        """The caller's current stream; inside a capture, the stream's second self there."""
+        key = self.current_key()
+        stream = self._streams.get(key) or self._add(key, "default" if key == 0 else f"stream {key}")
+        if self.captures or self.query_captures:
+            return self.inside(stream)
+        return stream
+
+    def inside(self, stream: Stream) -> Stream:
+        """The stream's self in the capture it is part of, or the stream."""
+        if stream.capture is not None:
+            return stream
+        identity = self.driver.capture_of(stream.key)
+        if not identity:
+            return stream
+        capture = self.captures.get(identity)
+        if capture is None:
+            if not self.query_captures:
+                raise CaptureError(
+                    f"{stream.name} is part of a capture the library was not told of",
+                    "begin it with ws.capture or torch.cuda.graph, or set foreign_captures='query'",
+                )
+            capture = self._foreign(identity, stream.key)
+        return capture.stream(stream)
+
+    def _add(
+        self, key: int, name: str, communication: bool = False, capture: Capture | None = None
+    ) -> Stream:
+        with self.lock:
+            exact = communication or (capture is None and not self.driver.owned(key))
+            stream = Stream(
+                key, name, self.clocks.add(), communication=communication, exact=exact, capture=capture
+            )
+            self._by_id[stream.id] = stream
+            if capture is None:
+                self._streams[key] = stream
+            return stream
+
+    def into_capture(self, streams: tuple[Stream, ...], capture: Capture) -> tuple[Stream, ...]:
+        """Selves of streams that are about to join a capture.
+
+        Their uses so far get an event first: while a stream captures, nothing outside can record on it.
+        """
+        for stream in streams:
+            if stream.capture is None and not self.driver.capture_of(stream.key):
+                self.record(stream)
+        return tuple(capture.stream(stream) for stream in streams)
+
+    def captured_self(self, stream: Stream, capture: Capture) -> Stream:
+        """A second self for a stream inside a capture, which has seen nothing."""
+        return self._add(stream.key, stream.name, stream.communication, capture)
+
+    def forget(self, streams: list[Stream]) -> None:
+        """Drop the selves of a capture that ended: its edges order nothing outside."""
+        self.clocks.forget(stream.id for stream in streams)
+        for stream in streams:
+            del self._by_id[stream.id]
+
+    def streams(self) -> list[Stream]:
+        """Every stream seen so far, as it is outside captures."""
+        return list(self._streams.values())
+
+    def stream_of(self, used: int) -> Stream:
+        """The stream behind a clock id."""
+        return self._by_id[used]
+
+    # -- order -----------------------------------------------------------------------------------------------
+    def ordered(self, block: Block, stream: Stream) -> bool:
+        """The one rule: whether every last use of every byte of the block precedes the stream's next work."""
+        ordered = self.clocks.ordered
+        return all(ordered(stream.id, used, epoch) for used, epoch in block.uses.items())
+
+    def fence(self, block: Block, stream: Stream) -> int:
+        """Make the stream's next work come after every last use of the block. Returns the number of fences.
+
+        The only function of the library that records or waits for the sake of a block. Raises `CaptureError` when an
+        event would have to cross the border of a capture; nothing is handed out then.
+        """
+        made = 0
+        for used, epoch in block.uses.items():
+            if self.clocks.ordered(stream.id, used, epoch):
+                continue
+            owner = self._by_id[used]
+            event = block.events.get(used) if block.events and owner.capture is stream.capture else None
+            self.wait(event or self._owed(owner, epoch, stream), stream)
+            made += 1
+        self.fences += made
+        return made
+
+    def _owed(self, owner: Stream, epoch: int, waiter: Stream) -> Event:
+        """An event covering a lazily stamped use: the stream's last one if it does, else recorded now."""
+        same_side = owner.capture is waiter.capture
+        if same_side and owner.last is not None and owner.last.epoch >= epoch:
+            return owner.last
+        if not same_side or (owner.capture is None and self.driver.capture_of(owner.key)):
+            raise CaptureError(
+                f"a use on {owner!r} has no event yet, and {waiter!r} is on the other side of a capture",
+                "reserve before the capture, so that it has bytes of its own",
+                owner=owner.name, waiter=waiter.name,
+            )  # fmt: skip
+        return self.record(owner)
+
+    def fenceable(self, block: Block, stream: Stream) -> bool:
+        """Whether `fence` would succeed."""
+        for used, epoch in block.uses.items():
+            if self.clocks.ordered(stream.id, used, epoch):
+                continue
+            owner = self._by_id[used]
+            if owner.capture is not stream.capture:
+                return False
+            recorded = (block.events and used in block.events) or (owner.last and owner.last.epoch >= epoch)
+            if not recorded and owner.capture is None and self.driver.capture_of(owner.key):
+                return False
+        return True
+
+    def new_event(self) -> Event:
+        while self._spent:
+            self.driver.free_event(self._spent.popleft())
+        return Event(self.driver.new_event(), self._spent)
+
+    def record(self, stream: Stream, event: Event | None = None) -> Event:
+        """Record an event (the stream's own by default) that covers everything enqueued on it so far."""
+        if event is None:
+            # A captured record leaves the event unusable outside, so each self of a stream has its own event.
+            event = stream.last or self.new_event()
+            stream.last = event
+        epoch = self.clocks.epoch[stream.id]
+        covered = self.clocks.record(stream.id)
+        self._call(self.driver.record, event.handle, stream.key)
+        event.covered = covered
+        event.epoch = epoch
+        return event
+
+    def wait(self, event: Event, stream: Stream) -> None:
+        """Make the stream's later work wait for the event."""
+        self._call(self.driver.wait, event.handle, stream.key)
+        self.clocks.wait(stream.id, event.covered)
+
+    def exact_event(self, stream: Stream) -> Event:
+        """An event of its own for the uses so far, which later records do not move."""
+        return self.record(stream, self.new_event())
+
+    def complete(self, block: Block) -> bool:
+        """Whether the host knows that every last use of the block is over. Asks no device."""
+        host = self.clocks.host
+        return all(host.get(used, 0) >= epoch for used, epoch in block.uses.items())
+
+    def settle(self, block: Block) -> bool:
+        """Block the host until every last use of the block is over. False when a capture forbids it."""
+        for used, epoch in block.uses.items():
+            if self.clocks.host.get(used, 0) >= epoch:
+                continue
+            event = block.events.get(used) if block.events else None
+            owner = self._by_id[used]
+            if event is None:
+                if owner.capture is not None or self.driver.capture_of(owner.key):
+                    return False
+                event = owner.last if owner.last and owner.last.epoch >= epoch else self.record(owner)
+            self._call(self.driver.synchronize_event, event.handle)
+            self.clocks.complete(event.covered)
+        return True
+
+    def synchronize(self, stream: Stream | None = None) -> None:
+        """Block the host until a stream, or with None the device, is idle; the clocks remember it.
+
+        The lock is not held while the host blocks. The covered epochs are taken before the device call: what other
+        threads enqueue meanwhile is not claimed.
+        """
+        with self.lock:
+            streams = [stream] if stream is not None else list(self._streams.values())
+            covered = [self.clocks.record(one.id) for one in streams if one.capture is None]
+        self._call(self.driver.synchronize, stream.key if stream is not None else None)
+        with self.lock:
+            for seen in covered:
+                self.clocks.complete(seen)
+
+    def _call(self, verb: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return verb(*arguments)
+        except DriverError as error:
+            if error.fields.get("sticky"):
+                self.refusal = error
+                self.refresh()
+            raise
+
+    # -- captures --------------------------------------------------------------------------------------------
+    def _beginning(self, key: int) -> None:
+        """Uses on the stream that have no event yet get one before it starts capturing."""
+        with self.lock:
+            stream = self._streams.get(key)
+            if stream is not None:
+                self.record(stream)
+
+    def _began(self, key: int, identity: int) -> None:
+        with self.lock:
+            opening = self.opening
+            if opening is not None and opening.origin.key == key:
+                opening.identity = identity
+                self.captures[identity] = opening
+                self.refresh()
+            elif identity not in self.captures:
+                self._foreign(identity, key)
+
+    def _foreign(self, identity: int, key: int) -> Capture:
+        from workspace.capture import Capture
+
+        stream = self._streams.get(key) or self._add(key, f"stream {key}")
+        capture = self.captures[identity] = Capture(self, stream, identity, foreign=True)
+        capture.keep_held()
+        self.refresh()
+        return capture
+
+    def _ended(self, key: int, identity: int, graph: DriverGraph | None) -> None:
+        with self.lock:
+            capture = self.captures.get(identity)
+            if capture is not None and capture.foreign:
+                capture.close([graph] if graph is not None else None)
+
+    def refresh(self) -> None:
+        """Note a change of what `busy` stands for."""
+        self.busy = bool(self.captures or self.query_captures or self.deferred or self.refusal is not None)
+
+    # -- host ------------------------------------------------------------------------------------------------
+    def ready(self) -> None:
+        """Raise what stands against handing out bytes, else `drain`."""
+        if self.refusal is not None:
+            raise self.refusal
+        self.drain()
+
+    def drain(self) -> None:
+        """Run what finalisers left behind. Called with the lock held, before a placement."""
+        while self.finished:
+            self.finished.popleft()()
+        if self.deferred and not self.captures:
+            waiting, self.deferred = self.deferred, []
+            for step in waiting:
+                step()
+            self.refresh()
+
+    def after_fork(self) -> None:
+        """In a child process: the device context is the parent's, so everything is refused from now on."""
+        self.lock = threading.RLock()
+        self.refusal = ProcessError(
+            f"this workspace belongs to process {self._pid}; this is its forked child {os.getpid()}",
+            "create the workspace in the child, or start workers with the 'spawn' method",
+            parent=self._pid,
+        )
+        self.refresh()
+
+
+_TIMELINES: weakref.WeakSet[Timeline] = weakref.WeakSet()
+_LOCK = threading.Lock()
+
+
+def timeline_of(driver: Driver) -> Timeline:
+    """The timeline of a driver's device, shared by all workspaces on it."""
+    with _LOCK:
+        found: Timeline | None = getattr(driver, "_workspace_timeline", None)
+        if found is None:
+            found = Timeline(driver)
+            driver._workspace_timeline = found  # type: ignore[attr-defined]
+        return found
+
+
+def _forked() -> None:
+    global _LOCK
+    _LOCK = threading.Lock()
+    for timeline in list(_TIMELINES):
+        timeline.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

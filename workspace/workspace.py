@@ -1,0 +1,471 @@
+"""The facade: what model code holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+
+from workspace.block import Block
+from workspace.capturing import GraphCapture
+from workspace.config import WorkspaceConfig
+from workspace.driver import Driver
+from workspace.errors import (
+    CapacityError,
+    CaptureError,
+    GradModeError,
+    GraphError,
+    LateUse,
+    LockError,
+    ProcessError,
+    StreamError,
+    WorkspaceError,
+)
+from workspace.event import WorkspaceEvent
+from workspace.explain import Reason
+from workspace.fork import Branch, Fork
+from workspace.graph import Graph
+from workspace.holding import Holding
+from workspace.layout import ALIGNMENT, Layout, Resolved, TensorSpec, round_up
+from workspace.lease import Lease
+from workspace.provider import WorkspaceProvider
+from workspace.request import Request
+from workspace.reservation import Reservation
+from workspace.single import Persistent, Single, lend_single
+from workspace.snapshot import Snapshot, take_snapshot
+from workspace.streams import CURRENT, Stream
+from workspace.timeline import Timeline
+
+Result = TypeVar("Result")
+
+REQUESTS_KEPT = 16384
+"""Resolved requests remembered; token counts of a long run would otherwise pile up."""
+
+
+class Workspace:
+    """Scratch for model code, under the strategy the config chose. Made by `workspace.create`.
+
+    Thread-safe; a lease belongs to the thread that acquired it. Streams: an omitted ``stream=`` means the caller's
+    current stream, an explicit None is refused.
+
+    Attributes
+    ----------
+    strategy
+        Name of the strategy.
+    provider
+        The strategy in its adaptors.
+    config
+        The settings.
+    driver, device
+        The seam, and the device tensors land on (a `workspace.simulated.Device`, or a `torch.device`).
+    """
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        strategy: WorkspaceProvider,
+        provider: WorkspaceProvider,
+        config: WorkspaceConfig,
+        device: Any,
+        name: str = "",
+    ) -> None:
+        self.timeline = timeline
+        self.strategy_object = strategy
+        self.provider = provider
+        self.config = config
+        self.device = device
+        self.name = name
+        self.attributes = timeline.driver.attributes or config.strict_streams
+        self.direct = provider is strategy and not self.attributes
+        self.band = round_up(config.guard, ALIGNMENT)
+        self.singles: dict[int, Single] = {}
+        self.children: dict[str, Workspace] = {}
+        self.child: Callable[[str], Workspace] | None = None
+        self._requests: dict[tuple[Any, ...], Request] = {}
+        self._resolved: dict[tuple[Resolved, bool], Request] = {}
+        self._single_layouts: dict[tuple[Any, ...], Layout] = {}
+        self._reservation = Reservation()
+        self._persistent = Persistent(self)
+        self._locked = False
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<workspace {self.name or 'root'}: {self.strategy} on {self.driver.name}>"
+
+    @property
+    def strategy(self) -> str:
+        return self.provider.name
+
+    @property
+    def driver(self) -> Driver:
+        return self.timeline.driver
+
+    # -- scratch ---------------------------------------------------------------------------------------------
+    def lease(self, layout: Layout, /, *, stream: object = CURRENT, zero: bool = False, **dims: int) -> Lease:
+        """A lease of a layout, acquired by ``with``.
+
+        Parameters
+        ----------
+        layout
+            What to lease.
+        stream
+            Where the first work on the bytes goes; omitted, the stream current at the acquire.
+        zero
+            Fill with zeros on that stream, also at each replay of a capture. Otherwise contents are unspecified.
+        **dims
+            A value for each dim of the layout.
+
+        Raises
+        ------
+        LayoutError, SizeError
+            Dims are missing, unknown, negative or overflow.
+        StreamError
+            The stream is None or of another device.
+        CapacityError
+            It does not fit and growth is not allowed; nothing has changed.
+        CaptureError
+            Inside a capture, and not reserved before.
+        GradModeError
+            Autograd records and ``allow_grad`` is off.
+        """
+        request = self._requests.get((layout, *dims.values()))
+        # The key holds the values only, which is all that differs from call to call at one place in the model.
+        if request is None or request.dims != dims or zero:
+            request = self._request(layout, zero, dims)
+        lease = Lease(request)
+        if stream is not CURRENT:
+            if stream is None:
+                raise StreamError("stream=None", "omit the argument for the caller's current stream, or pass a stream")
+            lease.asked = stream
+        return lease
+
+    def acquire(self, layout: Layout, /, *, stream: object = CURRENT, zero: bool = False, **dims: int) -> Lease:
+        """As `lease`, acquired at once; the caller releases."""
+        return self.lease(layout, stream=stream, zero=zero, **dims).__enter__()
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, *, owner: str = "empty") -> Any:
+        """One tensor on the current stream whose bytes return when its storage dies, views included.
+
+        Costs about a ``torch.empty``: for accounting and lifetime, not for speed. Uses on other streams are declared
+        with `use`.
+        """
+        self._check_open()
+        if torch.is_grad_enabled():
+            self._refuse_grad()
+        return lend_single(self, shape, dtype, owner)
+
+    def persistent(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
+        """A buffer of that name for the life of the workspace, zeroed once when made, at a stable address.
+
+        The first request blocks the host until it is zero, and is refused inside a capture.
+        """
+        self._check_open()
+        return self._persistent.get(name, shape, dtype)
+
+    def _request(self, layout: Layout, zero: bool, dims: dict[str, int]) -> Request:
+        self._check_open()
+        resolved = layout.resolve(**dims)
+        found = self._resolved.get((resolved, zero))
+        if found is None:
+            if len(self._resolved) >= REQUESTS_KEPT:
+                self._resolved.clear()
+                self._requests.clear()
+            found = Request(resolved, self.owned(layout.name), self, zero=zero, band=self.band)
+            self._resolved[resolved, zero] = found
+        if not zero:
+            self._requests[(layout, *dims.values())] = found
+        return found
+
+    def single_request(self, shape: tuple[int, ...], dtype: torch.dtype, owner: str) -> Request:
+        """The request behind `empty`, one for each (shape, dtype, owner)."""
+        key = shape, dtype, owner
+        layout = self._single_layouts.get(key)
+        if layout is None:
+            if len(self._single_layouts) >= REQUESTS_KEPT:
+                self._single_layouts.clear()
+            layout = self._single_layouts[key] = Layout(owner, tensor=TensorSpec(shape, dtype))
+        return self._request(layout, False, {})
+
+    def owned(self, owner: str) -> str:
+        """The name bytes are accounted under."""
+        return f"{self.name}/{owner}" if self.name else owner
+
+    # -- called by leases --------------------------------------------------------------------------------------
+    def lends_fake(self, lease: Lease) -> bool:
+        """Refusals of an acquire; under FakeTensor the lease gets fake tensors (True)."""
+        self._check_open()
+        fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+        if fake is not None:
+            device = self.driver.device
+            lease.lend([torch.empty(one.shape, dtype=one.dtype, device=device) for one in lease.request.extents])
+            return True
+        if torch.is_grad_enabled():
+            self._refuse_grad()
+        return False
+
+    def _refuse_grad(self) -> None:
+        if not self.config.allow_grad:
+            raise GradModeError(
+                "a lease is asked for while autograd records: its bytes would be reused under saved tensors",
+                "run under torch.no_grad() or torch.inference_mode(), or set allow_grad=true",
+            )
+
+    def asked(self, stream: object) -> Stream:
+        """The stream an acquire named."""
+        return self.timeline.inside(self.timeline.of(stream))
+
+    def placed(self, lease: Lease, block: Block) -> None:
+        """The uncommon part of a placement: attribution, zeroing, strict streams."""
+        request = lease.request
+        if self.driver.attributes:
+            self.driver.owner_of(block.address, block.nbytes, request.owner)
+        if request.zero and request.payload:
+            address = block.address + request.start(block.address)
+            self.driver.memset(address, request.payload, 0, lease.stream.key)
+        if self.config.strict_streams:
+            lease.uses = {}
+
+    def await_works(self, lease: Lease, works: list[Any]) -> None:
+        """Wait, on the acquiring stream, for the collectives a lease was given to."""
+        with self.on(lease.stream):
+            for work in works:
+                work.wait()
+
+    # -- streams ---------------------------------------------------------------------------------------------
+    def stream(self, name: str, *, communication: bool = False) -> Stream:
+        """The stream of that name on this device, created at first use and never destroyed.
+
+        `communication`: work on it may spin until another stream makes progress; a fence then never waits for more
+        of it than it must.
+        """
+        return self.timeline.named(name, communication)
+
+    def on(self, stream: object) -> Branch:
+        """Make a stream current for a ``with`` block. Orders nothing: use `fork` or an event for that."""
+        return Branch(self.timeline, self.timeline.of(stream).key)
+
+    def fork(self, *streams: Stream) -> Fork:
+        """Fork the current stream to others, and join them on exit; see `Fork`."""
+        return Fork(self.timeline, tuple(self.timeline.of(stream) for stream in streams))
+
+    def event(self) -> WorkspaceEvent:
+        """An event whose order every workspace of the device knows."""
+        return WorkspaceEvent(self.timeline)
+
+    def synchronize(self, stream: object = CURRENT) -> None:
+        """Block the host until a stream, or omitted the device, is idle; its bytes may then go to any stream."""
+        self.timeline.synchronize(None if stream is CURRENT else self.timeline.of(stream))
+
+    def use(self, bytes_of: Any, stream: object) -> None:
+        """Declare that a stream uses a lease, or the lease or single tensor behind a tensor.
+
+        Raises `LateUse` when no live lease of the calling thread, and no single tensor, holds those bytes.
+        """
+        if isinstance(bytes_of, Lease):
+            bytes_of.use(stream)
+            return
+        holding = self._holding(bytes_of)
+        if isinstance(holding, Lease):
+            holding.use(stream)
+            return
+        with self.timeline.lock:
+            target = self.timeline.inside(self.timeline.of(stream))
+            if target.capture is not None and not holding.pins:
+                holding.pin()
+                target.capture.kept.append(holding)
+            holding.declare(target)
+
+    def _holding(self, tensor: Any) -> Lease | Single:
+        address = self.driver.address_of(tensor)
+        for lease in self.timeline.state.held:
+            if isinstance(lease, Lease) and lease.covers(address, tensor):
+                return lease
+        for single in self.singles.values():
+            if single.address <= address < single.address + max(single.nbytes, 1):
+                return single
+        raise LateUse(
+            f"a use of {type(tensor).__name__} at {address:#x} is declared, and no live lease of this thread holds it",
+            "declare uses before the release, in the thread that acquired the lease",
+            address=address,
+        )
+
+    def until(self, work: Any) -> None:
+        """Release the leases this thread holds only after ``work.wait()`` on their streams."""
+        leases = [lease for lease in self.timeline.state.held if isinstance(lease, Lease)]
+        if not leases:
+            raise LateUse("until(work) finds no lease held by this thread", "call it before the release")
+        for lease in leases:
+            lease.until(work)
+
+    # -- captures ----------------------------------------------------------------------------------------------
+    def capture(self, lane: str | None = None) -> GraphCapture:
+        """Capture the current stream's work into a graph; see `GraphCapture`.
+
+        `lane` (omitted: the thread's slot): graphs of a lane share one footprint, so their replays must not interleave.
+        """
+        self._check_open()
+        return GraphCapture(self.timeline, lane or self.timeline.state.lane)
+
+    def adopt(self, lane: str | None = None) -> Graph:
+        """Inside a capture begun elsewhere: promise to replay it through the returned graph only.
+
+        Its bytes may then be lent outside between replays. Raises `GraphError` when the current stream does not capture.
+        """
+        timeline = self.timeline
+        with timeline.lock:
+            capture = timeline.current().capture
+            if capture is None:
+                raise GraphError("adopt() outside a capture", "call it inside the capture, before it ends")
+            if not capture.foreign:
+                raise GraphError("adopt() inside a capture of ws.capture", "its graph is `capture.graph`")
+            return capture.adopt(lane or timeline.state.lane)
+
+    @contextmanager
+    def slot(self, *, lane: str | None = None, micro_batch: int | None = None) -> Iterator[None]:
+        """The calling thread's slot for a ``with`` block, resolved at each acquire and capture."""
+        if micro_batch is not None and not 0 <= micro_batch < self.config.micro_batches:
+            raise LockError(
+                f"micro_batch={micro_batch} of {self.config.micro_batches}", "raise the setting `micro_batches`"
+            )
+        state = self.timeline.state
+        before = state.lane, state.micro_batch
+        state.lane = lane if lane is not None else state.lane
+        state.micro_batch = micro_batch if micro_batch is not None else state.micro_batch
+        try:
+            yield
+        finally:
+            state.lane, state.micro_batch = before
+
+    # -- size ------------------------------------------------------------------------------------------------
+    def declare(
+        self, layout: Layout, /, *, phase: str | None = None, lane: str | None = None, count: int = 1, **dims: int
+    ) -> None:
+        """Declare the largest dims a layout will be leased at; `reserve` holds bytes for all that is declared.
+
+        Parameters
+        ----------
+        phase
+            Leases of different phases never live together; without one, a lease lives beside all phases.
+        lane
+            The lease is taken inside captures of this lane.
+        count
+            How many leases of it live at once.
+        """
+        request = self._request(layout, False, dims)
+        self._reservation.add(request, lane=lane, phase=phase, count=count)
+
+    def reserve(self) -> int:
+        """Hold the declared bytes, in one slab; returns them. Call before captures and before the KV cache is sized."""
+        timeline = self.timeline
+        with timeline.lock:
+            self._check_open()
+            timeline.ready()
+            if timeline.current().capture is not None:
+                raise CaptureError("reserve() inside a capture", "reserve before the capture begins")
+            nbytes = self._reservation.nbytes(
+                micro_batches=self.config.micro_batches, headroom=self.config.headroom
+            )
+            if nbytes:
+                self.provider.reserve(nbytes)
+            return nbytes
+
+    def lock(self) -> None:
+        """Forbid growth from now on: a request that does not fit is refused. Twice is no error."""
+        with self.timeline.lock:
+            self._locked = True
+            self.provider.lock(True)
+
+    def unlock(self) -> None:
+        """Allow growth again. Raises `LockError` while graphs exist: they hold addresses of what is reserved."""
+        with self.timeline.lock:
+            self.timeline.drain()
+            if self.timeline.graphs:
+                raise LockError(
+                    f"unlock() while {self.timeline.graphs} graphs exist", "release the graphs first (Graph.release)"
+                )
+            self._locked = False
+            self.provider.lock(False)
+
+    @property
+    def locked(self) -> bool:
+        return self._locked
+
+    def trim(self) -> int:
+        """Give idle slabs back to the framework's allocator and empty its cache; returns the bytes given back."""
+        with self.timeline.lock:
+            self.timeline.drain()
+            if self.timeline.captures:
+                return 0
+            freed = self.provider.trim()
+            self.driver.trim()
+            return freed
+
+    def retry_on_oom(self, function: Callable[[], Result]) -> Result:
+        """Call a function; when it runs out of memory, trim and call it once more."""
+        try:
+            return function()
+        except (torch.OutOfMemoryError, CapacityError):
+            self.trim()
+        return function()
+
+    # -- seeing ----------------------------------------------------------------------------------------------
+    def snapshot(self) -> Snapshot:
+        """What the workspace holds now."""
+        with self.timeline.lock:
+            self.timeline.drain()
+            return take_snapshot(self)
+
+    def explain(self, count: int = 10) -> list[tuple[Reason, int]]:
+        """The most frequent fences, growths and refusals by pair of call sites, with the missing edge."""
+        with self.timeline.lock:
+            return self.timeline.explanations.top(count)
+
+    # -- owners and end ----------------------------------------------------------------------------------------
+    def owner(self, name: str) -> Workspace:
+        """The workspace of one owner: same device and timeline; its own strategy where the setting `owners` names one."""
+        found = self.children.get(name)
+        if found is None:
+            assert self.child is not None  # noqa: S101 - set by create
+            found = self.children[name] = self.child(name)
+        return found
+
+    def close(self) -> None:
+        """Give everything back. Raises `LockError` while leases are held or graphs exist. Twice is no error."""
+        if self._closed:
+            return
+        with self.timeline.lock:
+            self.timeline.drain()
+            held = self.provider.held().allocated if self.provider.lends_tensors else 0
+            if held or self.timeline.graphs:
+                raise LockError(
+                    f"close() while {held} bytes are on lease and {self.timeline.graphs} graphs exist",
+                    "release leases, single tensors and graphs first",
+                )
+            self._persistent.clear()
+            self.provider.close()
+            self._closed = True
+
+    def __enter__(self) -> Workspace:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if exception[0] is None:
+            self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise WorkspaceError(f"{self!r} is closed", "create another")
+        if self.timeline.refusal is not None:
+            raise self.timeline.refusal
+
+    def __reduce__(self) -> Any:
+        raise ProcessError(
+            "a workspace cannot be pickled or copied: it holds device memory of this process",
+            "pass its config, and call workspace.create(config=...) there; modules keep a workspace.Handle",
+        )
+
+    def holds(self) -> list[Holding]:
+        """What the calling thread holds, oldest first."""
+        return list(self.timeline.state.held)
