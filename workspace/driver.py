@@ -88,8 +88,14 @@ class Driver(Protocol):
     def alloc(self, nbytes: int, stream: int) -> Buffer:
         """Bytes from the framework's caching allocator, for use on `stream`. Raises `OutOfMemory`."""
 
-    def record_use(self, memory: Any, stream: int) -> None:
-        """Tell the framework's allocator that a buffer or tensor it owns is used on `stream` (``record_stream``)."""
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, stream: int) -> Any:
+        """A tensor with a block of its own from the framework's allocator (``torch.empty``), for use on `stream`."""
+
+    def record_use(self, tensor: Any, stream: int) -> None:
+        """Tell the framework's allocator that a tensor it owns is used on `stream` (``record_stream``).
+
+        Without effect on tensors over a slab.
+        """
 
     def memset(self, address: int, nbytes: int, value: int, stream: int) -> None:
         """Enqueue a fill with one byte value (0..255); captured when the stream is capturing."""

@@ -100,12 +100,12 @@ class Footprint(Holding):
 
 
 class ThreadState(threading.local):
-    """The calling thread's leases, in order of acquisition, and its slot.
+    """The calling thread's slot, and the leases it holds there.
 
     Attributes
     ----------
     held
-        A fork declares its branches for each of these.
+        Leases of this thread and micro-batch, in order of acquisition: a fork declares its branches for each.
     lane, micro_batch
         The ambient slot; see `Workspace.slot`.
     """
@@ -114,3 +114,9 @@ class ThreadState(threading.local):
         self.held: list[Holding] = []
         self.lane = "main"
         self.micro_batch = 0
+        self._held = {0: self.held}
+
+    def enter(self, lane: str, micro_batch: int) -> None:
+        """Change the slot."""
+        self.lane, self.micro_batch = lane, micro_batch
+        self.held = self._held.setdefault(micro_batch, [])

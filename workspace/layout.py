@@ -187,7 +187,7 @@ class Layout:
     16384
     """
 
-    __slots__ = ("_resolved", "dim_names", "exclusive", "family", "name", "specs")
+    __slots__ = ("__weakref__", "_resolved", "dim_names", "exclusive", "family", "name", "specs")
 
     def __init__(
         self, name: str, /, *, exclusive: tuple[Exclusive, ...] = (), family: str | None = None, **specs: TensorSpec
@@ -197,7 +197,7 @@ class Layout:
         for key, value in specs.items():
             if not isinstance(value, TensorSpec):
                 raise LayoutError(f"{name}.{key} is {value!r}, not a spec", "use workspace.spec(*shape, dtype=...)")
-            if key in RESERVED:
+            if key in RESERVED or key.startswith("_"):
                 raise LayoutError(f"{name}.{key}: the lease itself has an attribute {key!r}", "choose another name")
         for group in exclusive:
             for key in (key for names in group.groups for key in names):
@@ -275,8 +275,12 @@ class Layout:
 RESOLVED_KEPT = 16384
 
 RESERVED = frozenset(
-    ("release", "released", "owner", "stream", "nbytes", "until", "use", "address", "layout", "tensors", "workspace")
-)
+    (
+        "acquire", "address", "asked", "covers", "declare", "filled", "fresh", "joined", "lend", "let_go", "nbytes",
+        "outlived_capture", "owner", "pin", "pins", "release", "released", "replayed", "replays", "request", "stamped",
+        "stream", "tensors", "unpin", "until", "use", "uses",
+    )
+)  # fmt: skip
 """Attribute names of a lease, which no tensor of a layout may take."""
 
 

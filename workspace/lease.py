@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from workspace.slot import Slot
 from workspace.streams import CURRENT, Stream
 
 if TYPE_CHECKING:
+    from workspace.layout import Layout
     from workspace.provider import WorkspaceProvider
     from workspace.request import Request
     from workspace.timeline import Timeline
@@ -52,7 +54,7 @@ class Lease(Pinnable):
     def __enter__(self) -> Lease:
         request = self.request
         timeline = request.timeline
-        if timeline.busy or timeline.finished or _modes() or _grad_enabled() or self.asked is not CURRENT:
+        if timeline.busy or _modes() or _grad_enabled() or self.asked is not CURRENT or self.pins:
             return self._acquire()
         shelf = request.ready.get(timeline.current_key())
         if not shelf or self._tensors is not None:
@@ -72,8 +74,9 @@ class Lease(Pinnable):
         """The whole of it, under the lock."""
         request = self.request
         workspace = request.workspace
-        if self._tensors is not None:
-            raise LeaseError(f"the lease of {self.owner} is acquired twice", "call ws.lease(...) for each acquire")
+        if self._tensors is not None or self.pins:
+            what = "is acquired twice" if self._tensors is not None else "is acquired again while a graph pins it"
+            raise LeaseError(f"the lease of {self.owner} {what}", "call ws.lease(...) for each acquire")
         if workspace.lends_fake(self):
             return self
         timeline = workspace.timeline
@@ -129,19 +132,17 @@ class Lease(Pinnable):
 
     # -- tensors ---------------------------------------------------------------------------------------------
     def __getattr__(self, name: str) -> Any:
-        tensors = self._tensors
-        if tensors is None:
-            if name.startswith("__"):
-                raise AttributeError(name)
-            raise LeaseReleased(
-                f"{name!r} of the lease of {self.request.owner} is read after its release (or before the acquire)",
-                "use a lease's tensors between acquire and release",
-            )
-        try:
-            return tensors[self.request.index[name]]
-        except KeyError:
-            known = ", ".join(self.request.index) or "none"
-            raise AttributeError(f"layout {self.request.owner!r} has no tensor {name!r}; it has: {known}") from None
+        # Only names the class lacks come here: the layout's tensors are properties of `lease_type`.
+        if name.startswith("__"):
+            raise AttributeError(name)
+        known = ", ".join(self.request.index) or "none"
+        raise AttributeError(f"layout {self.request.owner!r} has no tensor {name!r}; it has: {known}")
+
+    def _released(self, name: str) -> LeaseReleased:
+        return LeaseReleased(
+            f"{name!r} of the lease of {self.request.owner} is read after its release (or before the acquire)",
+            "use a lease's tensors between acquire and release",
+        )
 
     @property
     def tensors(self) -> dict[str, Any]:
@@ -224,6 +225,7 @@ class Lease(Pinnable):
                 uses = {stream.id: timeline.clocks.epoch[stream.id]}
             else:
                 uses = self.stamped(timeline)
+                self.uses = None
             if self.pins:
                 self.replayed(uses)
             else:
@@ -264,7 +266,8 @@ class Lease(Pinnable):
 
     def let_go(self) -> None:
         if self._tensors is None:
-            self._give_back(self.replays or {})
+            uses, self.replays = self.replays or {}, None
+            self._give_back(uses)
 
     def outlived_capture(self) -> None:
         """The capture it was taken in has ended: its bytes are the graph's, and there is nothing left to release."""
@@ -305,6 +308,28 @@ class Lease(Pinnable):
     # -- what a lease is not -----------------------------------------------------------------------------------
     def __reduce__(self) -> Any:
         raise LeaseError("a lease cannot be pickled or copied: it holds device bytes of this process", "copy its tensors")
+
+
+_TYPES: weakref.WeakKeyDictionary[Layout, type[Lease]] = weakref.WeakKeyDictionary()
+
+
+def lease_type(layout: Layout) -> type[Lease]:
+    """The lease of a layout: its tensors are properties, which read several times faster than ``__getattr__``."""
+    found = _TYPES.get(layout)
+    if found is None:
+        names = {name: _tensor(name, position) for position, name in enumerate(layout.specs)}
+        found = _TYPES[layout] = type("Lease", (Lease,), names)
+    return found
+
+
+def _tensor(name: str, position: int) -> property:
+    def get(self: Lease) -> Any:
+        try:
+            return self._tensors[position]  # type: ignore[index]
+        except TypeError:
+            raise self._released(name) from None
+
+    return property(get, doc=f"Tensor {name!r} of the layout.")
 
 
 def _starts(tensor: Any) -> int:

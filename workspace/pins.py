@@ -39,11 +39,11 @@ class Pins:
         for graph in graphs:
             self.timeline.driver.on_graph_release(graph, self._destroyed)
         if not graphs:
-            self.timeline.finished.append(self._unpin)
+            self.timeline.later(self._unpin)
 
     def _destroyed(self) -> None:
         # From any thread and any finaliser: no lock, no device call.
-        self.timeline.finished.append(self._count)
+        self.timeline.later(self._count)
 
     def _count(self) -> None:
         self._alive -= 1

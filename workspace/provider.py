@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import attrs
@@ -87,8 +88,8 @@ class WorkspaceProvider(Protocol):
     def returned(self, request: Request, position: int, memory: Any, stream: Stream, uses: Uses) -> None:
         """The lease of such a tensor, allocated on `stream`, ends with these last uses."""
 
-    def reserve(self, nbytes: int) -> None:
-        """Hold at least this many bytes, so that later requests need no growth."""
+    def reserve(self, nbytes: int, declared: Sequence[Request]) -> None:
+        """Hold at least this many bytes, what the declared requests add up to, so that later ones need no growth."""
 
     def lock(self, locked: bool) -> None:
         """Forbid (or allow again) growth."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from difflib import get_close_matches
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import attrs
@@ -65,7 +65,7 @@ def strategies() -> dict[str, StrategyEntry]:
         if point.name not in found:
             factory = point.load()
             summary = (factory.__doc__ or point.value).strip().splitlines()[0]
-            found[point.name] = StrategyEntry(point.name, summary, bool(factory.safe), lambda factory=factory: factory)
+            found[point.name] = StrategyEntry(point.name, summary, bool(factory.safe), point.load)
     return found
 
 
@@ -82,6 +82,10 @@ def strategy(name: str) -> StrategyEntry:
     return known[name]
 
 
-def workloads() -> dict[str, Any]:
-    """Workloads of the command line by name: entry-point group ``workspace.workloads``."""
-    return {point.name: point.load() for point in entry_points(group="workspace.workloads")}
+def workloads() -> dict[str, Callable[[], Any]]:
+    """Makers of the command line's workloads by name: entry-point group ``workspace.workloads``, loaded when called."""
+
+    def maker(point: EntryPoint) -> Callable[[], Any]:
+        return lambda: point.load()()
+
+    return {point.name: maker(point) for point in entry_points(group="workspace.workloads")}

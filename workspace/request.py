@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from workspace.block import Shelf
 from workspace.layout import ALIGNMENT, Extent, Resolved
+from workspace.lease import lease_type
 
 if TYPE_CHECKING:
     from workspace.workspace import Workspace
@@ -25,6 +26,8 @@ class Request:
         Bytes before the first tensor that belong to a guard band.
     timeline, epochs
         The workspace's, and its streams' epochs: what a steady lease reads.
+    lease_type
+        The `Lease` with the layout's tensors as properties.
     shelves, ready
         The provider's shelves by stream key, and those a lease may take from by itself: the same where nothing stands
         between lease and strategy, none otherwise.
@@ -33,7 +36,7 @@ class Request:
     """
 
     __slots__ = (
-        "align", "dims", "epochs", "extents", "index", "lead", "nbytes", "owner", "payload", "ready", "resolved",
+        "align", "dims", "epochs", "extents", "index", "lead", "lease_type", "nbytes", "owner", "payload", "ready", "resolved",
         "shelves", "timeline", "workspace", "zero",
     )  # fmt: skip
 
@@ -45,6 +48,7 @@ class Request:
         self.timeline = workspace.timeline
         self.epochs = workspace.timeline.clocks.epoch
         self.dims = dict(resolved.dims)
+        self.lease_type = lease_type(resolved.layout)
         self.shelves: dict[int, Shelf] = {}
         self.ready = self.shelves if workspace.direct and not zero else {}
         self.owner = owner

@@ -18,11 +18,13 @@ class Reservation:
 
     def __init__(self) -> None:
         self._bounds: dict[tuple[str, str | None], dict[str, int]] = defaultdict(dict)
+        self.requests: list[Request] = []
 
     def add(self, request: Request, *, lane: str | None, phase: str | None, count: int) -> None:
         bounds = self._bounds[lane or "", phase]
         nbytes = count * round_up(request.nbytes, ALIGNMENT)
         bounds[request.owner] = max(bounds.get(request.owner, 0), nbytes)
+        self.requests.append(request)
 
     def nbytes(self, *, micro_batches: int, headroom: float) -> int:
         """Bytes for every lane's graphs and for eager leases of every micro-batch."""

@@ -35,7 +35,7 @@ class Single(Pinnable):
 
     def died(self) -> None:
         # The storage's finaliser: no lock, no device call. The use is stamped when the next acquire drains the queue.
-        self.workspace.timeline.finished.append(self.collect)
+        self.workspace.timeline.later(self.collect)
 
     def collect(self) -> None:
         """Give the bytes back. Called with the lock held."""

@@ -86,7 +86,7 @@ class DriverSource:
         if owners:
             serial = next(self._serial)
             self.retired[serial] = (nbytes, owners)
-            weakref.finalize(buffer, _unretire, self.timeline.finished.append, self.retired, serial)
+            weakref.finalize(buffer, _unretire, self.timeline.later, self.retired, serial)
         del slab.buffer, buffer
         return True
 

@@ -34,7 +34,8 @@ class Timeline:
     captures
         Open captures by the driver's identity; empty on the steady path.
     busy
-        Whether an acquire must take the long way: a capture is open or may be, or everything is refused.
+        Whether an acquire must take the long way: a capture is open or may be, finalisers left something, or
+        everything is refused.
     current_key
         The driver's ``current_stream``.
     opening
@@ -317,19 +318,28 @@ class Timeline:
 
     def refresh(self) -> None:
         """Note a change of what `busy` stands for."""
-        self.busy = bool(self.captures or self.query_captures or self.deferred or self.refusal is not None)
+        self.busy = bool(
+            self.captures or self.query_captures or self.finished or self.deferred or self.refusal is not None
+        )
 
     # -- host ------------------------------------------------------------------------------------------------
+    def later(self, step: Callable[[], None]) -> None:
+        """Leave something for the next acquire. For finalisers: takes no lock and calls no device."""
+        self.finished.append(step)
+        self.busy = True
+
     def ready(self) -> None:
         """Raise what stands against handing out bytes, else `drain`."""
         if self.refusal is not None:
             raise self.refusal
-        self.drain()
+        if self.finished or self.deferred:
+            self.drain()
 
     def drain(self) -> None:
         """Run what finalisers left behind. Called with the lock held, before a placement."""
         while self.finished:
             self.finished.popleft()()
+        self.refresh()
         if self.deferred and not self.captures:
             waiting, self.deferred = self.deferred, []
             for step in waiting:

@@ -134,7 +134,7 @@ class Workspace:
         # The key holds the values only, which is all that differs from call to call at one place in the model.
         if request is None or request.dims != dims or zero:
             request = self._request(layout, zero, dims)
-        lease = Lease(request)
+        lease = request.lease_type(request)
         if stream is not CURRENT:
             if stream is None:
                 raise StreamError("stream=None", "omit the argument for the caller's current stream, or pass a stream")
@@ -324,19 +324,22 @@ class Workspace:
 
     @contextmanager
     def slot(self, *, lane: str | None = None, micro_batch: int | None = None) -> Iterator[None]:
-        """The calling thread's slot for a ``with`` block, resolved at each acquire and capture."""
+        """The calling thread's slot for a ``with`` block, resolved at each acquire and capture.
+
+        A micro-batch is to leases what a thread is: those taken in one belong to it, and a fork in it declares its
+        branches for these only, also when one host thread interleaves several micro-batches.
+        """
         if micro_batch is not None and not 0 <= micro_batch < self.config.micro_batches:
             raise LockError(
                 f"micro_batch={micro_batch} of {self.config.micro_batches}", "raise the setting `micro_batches`"
             )
         state = self.timeline.state
         before = state.lane, state.micro_batch
-        state.lane = lane if lane is not None else state.lane
-        state.micro_batch = micro_batch if micro_batch is not None else state.micro_batch
+        state.enter(lane if lane is not None else state.lane, micro_batch if micro_batch is not None else before[1])
         try:
             yield
         finally:
-            state.lane, state.micro_batch = before
+            state.enter(*before)
 
     # -- size ------------------------------------------------------------------------------------------------
     def declare(
@@ -368,7 +371,7 @@ class Workspace:
                 micro_batches=self.config.micro_batches, headroom=self.config.headroom
             )
             if nbytes:
-                self.provider.reserve(nbytes)
+                self.provider.reserve(nbytes, self._reservation.requests)
             return nbytes
 
     def lock(self) -> None:

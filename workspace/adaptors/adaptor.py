@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from workspace.block import Block, Uses
@@ -42,8 +43,8 @@ class Adaptor:
     def returned(self, request: Request, position: int, memory: Any, stream: Stream, uses: Uses) -> None:
         self.inner.returned(request, position, memory, stream, uses)
 
-    def reserve(self, nbytes: int) -> None:
-        self.inner.reserve(nbytes)
+    def reserve(self, nbytes: int, declared: Sequence[Request]) -> None:
+        self.inner.reserve(nbytes, declared)
 
     def lock(self, locked: bool) -> None:
         self.inner.lock(locked)

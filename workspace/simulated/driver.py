@@ -29,11 +29,10 @@ class SimulatedDriver:
         self.simulated = simulated
         self.device = torch.device("cpu")
         self.attributes = simulated.judge is not None
+        # Bound once: every acquire asks, and each layer in between costs as much as the answer.
+        self.current_stream: Callable[[], int] = simulated.streams.current
 
     # -- streams -------------------------------------------------------------------------------------------
-
-    def current_stream(self) -> int:
-        return self.simulated.current_stream()
 
     def set_stream(self, stream: int) -> None:
         self.simulated.set_stream(stream)
@@ -106,8 +105,11 @@ class SimulatedDriver:
     def alloc(self, nbytes: int, stream: int) -> Buffer:
         return self.simulated.alloc(nbytes, stream)
 
-    def record_use(self, memory: Any, stream: int) -> None:
-        self.simulated.record_stream(memory, stream)
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, stream: int) -> Any:
+        return self.simulated.empty(shape, dtype, stream)
+
+    def record_use(self, tensor: Any, stream: int) -> None:
+        self.simulated.record_stream(tensor, stream)
 
     def memset(self, address: int, nbytes: int, value: int, stream: int) -> None:
         self.simulated.memset(address, nbytes, value, stream)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from workspace.errors import StreamError
@@ -55,35 +54,31 @@ class Stream:
         return f"simulated.Stream({self.key})"
 
 
-class StreamTable:
-    """All streams of a device, by key."""
+class _Current(threading.local):
+    key = DEFAULT
+
+
+class StreamTable(dict[int, StreamState]):
+    """All streams of a device, by key; one that is not there is a `StreamError`."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.host = Host()
-        self._by_key: dict[int, StreamState] = {DEFAULT: StreamState(DEFAULT, "default", self.host)}
+        self[DEFAULT] = StreamState(DEFAULT, "default", self.host)
         self._by_handle: dict[int, StreamState] = {}
         self._free_handles: list[int] = []
-        self._local = threading.local()
+        self._local = _Current()
         self._next = 1
         self.blocking: list[StreamState] = []
         self._names: dict[int, str] = {DEFAULT: "default"}
 
-    def __iter__(self) -> Iterator[StreamState]:
-        return iter(self._by_key.values())
-
-    def __getitem__(self, key: int) -> StreamState:
-        state = self._by_key.get(key)
-        if state is None:
-            known = "was destroyed" if 0 < key < self._next else "is not known"
-            raise StreamError(
-                f"stream {key!r} {known}",
-                "pass a key from new_stream(), or stream_id(handle) of a raw stream that exists",
-                stream=key,
-            )
-        return state
-
-    def find(self, key: int) -> StreamState | None:
-        return self._by_key.get(key)
+    def __missing__(self, key: Any) -> StreamState:
+        known = "was destroyed" if isinstance(key, int) and 0 < key < self._next else "is not known"
+        raise StreamError(
+            f"stream {key!r} {known}",
+            "pass a key from new_stream(), or stream_id(handle) of a raw stream that exists",
+            stream=key,
+        )
 
     def name_of(self, key: int) -> str:
         """The name a stream has or had."""
@@ -91,7 +86,7 @@ class StreamTable:
 
     def current(self) -> int:
         """Key of the calling thread's current stream."""
-        return getattr(self._local, "key", DEFAULT)
+        return self._local.key
 
     def set_current(self, key: int) -> None:
         self._local.key = self[key].key
@@ -104,7 +99,7 @@ class StreamTable:
             unused = FIRST_HANDLE + HANDLE_STRIDE * len(self._by_handle)
             handle = self._free_handles.pop() if self._free_handles else unused
         state = StreamState(key, name or f"stream {key}", self.host, handle, blocking)
-        self._by_key[key] = state
+        self[key] = state
         if raw:
             self._by_handle[handle] = state
         if blocking:
@@ -130,14 +125,14 @@ class StreamTable:
     def remove(self, state: StreamState) -> None:
         """Destroy a raw stream; its handle is the next one to be handed out again."""
         state.alive = False
-        del self._by_key[state.key], self._by_handle[state.handle]
+        del self[state.key], self._by_handle[state.handle]
         self._free_handles.append(state.handle)
         if state.blocking:
             self.blocking.remove(state)
 
     def forget(self, mentioned: set[int]) -> set[int]:
         """Drop the names of destroyed streams that no report can mention; return their keys."""
-        gone = {key for key in self._names if key not in self._by_key and key not in mentioned}
+        gone = {key for key in self._names if key not in self and key not in mentioned}
         for key in gone:
             del self._names[key]
         return gone

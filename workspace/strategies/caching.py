@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from workspace.block import Block, Uses
@@ -43,9 +44,7 @@ class Caching:
 
     def fresh(self, request: Request, position: int, stream: Stream) -> Any:
         extent = request.extents[position]
-        driver = self.timeline.driver
-        buffer = driver.alloc(extent.nbytes, stream.key)
-        return driver.tensor(buffer, 0, extent.shape, extent.dtype)
+        return self.timeline.driver.empty(extent.shape, extent.dtype, stream.key)
 
     def received(self, request: Request, position: int) -> None:
         self._counted.allocated += request.extents[position].nbytes
@@ -68,7 +67,7 @@ class Caching:
                 found.append(self.timeline.stream_of(used))
         return found
 
-    def reserve(self, nbytes: int) -> None:
+    def reserve(self, nbytes: int, declared: Sequence[Request]) -> None:
         """The framework's allocator keeps no reservations; its cache after a warm-up serves the same end."""
 
     def lock(self, locked: bool) -> None:

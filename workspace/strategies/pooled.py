@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -190,7 +190,7 @@ class Pooled:
         raise NotImplementedError(f"{self.name} lends blocks")
 
     # -- size ------------------------------------------------------------------------------------------------
-    def reserve(self, nbytes: int) -> None:
+    def reserve(self, nbytes: int, declared: Sequence[Request]) -> None:
         missing = nbytes - sum(slab.nbytes for slab in self.pool.slabs)
         if missing <= 0:
             return

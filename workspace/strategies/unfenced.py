@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from workspace.block import TAKEN, Block, Slab, Uses
@@ -53,9 +54,10 @@ class Unfenced:
                     "run the largest request before lock()",
                     owner=request.owner, asked=request.nbytes, setting="headroom",
                 )  # fmt: skip
+            if slab is not None:
+                self.growths += 1
+                self._blocks.clear()
             slab = self._places[name] = self.source.obtain(request.nbytes, stream)
-            self.growths += 1
-            self._blocks.clear()
         block = Block(slab, 0, request.nbytes)
         block.state = TAKEN
         block.request = request
@@ -81,8 +83,10 @@ class Unfenced:
     def returned(self, request: Request, position: int, memory: Any, stream: Stream, uses: Uses) -> None:
         raise NotImplementedError(f"{self.name} lends blocks")
 
-    def reserve(self, nbytes: int) -> None:
-        """Places are made by the largest request of each layout, as the reverted pool made them at start-up."""
+    def reserve(self, nbytes: int, declared: Sequence[Request]) -> None:
+        """Make each layout's place at its declared size, as the reverted pool made its slab at start-up."""
+        for request in sorted(declared, key=lambda one: -one.nbytes):
+            self._find(request, self.timeline.current())
 
     def lock(self, locked: bool) -> None:
         self.locked = locked
