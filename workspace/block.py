@@ -55,10 +55,9 @@ class Slab:
         return cls(buffer, start, (buffer.nbytes - start) // ALIGNMENT * ALIGNMENT)
 
     def blocks(self) -> list[Block]:
-        found, block = [], self.first
-        while block is not None:
-            found.append(block)
-            block = block.next  # type: ignore[assignment]
+        found = [self.first]
+        while (following := found[-1].next) is not None:
+            found.append(following)
         return found
 
     def idle(self) -> bool:
@@ -131,7 +130,7 @@ class Block:
     def absorb_next(self) -> None:
         """Take over the following block: bytes, and for each stream the later of the two uses."""
         other = self.next
-        assert other is not None  # noqa: S101 - callers look at `next` first
+        assert other is not None
         self.nbytes += other.nbytes
         self.next = other.next
         if other.next is not None:

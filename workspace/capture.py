@@ -40,9 +40,7 @@ class Capture:
         each replay, so a release returns them only after the graph is gone.
     """
 
-    def __init__(
-        self, timeline: Timeline, origin: Stream, identity: int, *, foreign: bool, lane: str = ""
-    ) -> None:
+    def __init__(self, timeline: Timeline, origin: Stream, identity: int, *, foreign: bool, lane: str = "") -> None:
         self.timeline = timeline
         self.origin = origin
         self.identity = identity

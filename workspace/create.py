@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -65,27 +66,25 @@ def create(
 def _build(timeline: Timeline, config: WorkspaceConfig, device: Any) -> Workspace:
     for name in config.owners.values():
         _permitted(name, config)
-    root = _workspace(timeline, config, device, "")
 
     def child(owner: str) -> Workspace:
         name = config.owners.get(owner, config.strategy)
         if name == config.strategy:
-            made = Workspace(timeline, root.strategy_object, root.provider, config, device, owner)
-        else:
-            made = _workspace(timeline, attrs.evolve(config, strategy=name), device, owner)
-        made.child = child
-        return made
+            return Workspace(timeline, root.strategy_object, root.provider, config, device, child, owner)
+        return _workspace(timeline, attrs.evolve(config, strategy=name), device, child, owner)
 
-    root.child = child
+    root = _workspace(timeline, config, device, child, "")
     return root
 
 
-def _workspace(timeline: Timeline, config: WorkspaceConfig, device: Any, name: str) -> Workspace:
+def _workspace(
+    timeline: Timeline, config: WorkspaceConfig, device: Any, child: Callable[[str], Workspace], name: str
+) -> Workspace:
     _permitted(config.strategy, config)
     factory = find_strategy(config.strategy).load()
     with timeline.lock:
         strategy = factory(timeline, config)
-        return Workspace(timeline, strategy, compose(strategy, timeline, config), config, device, name)
+        return Workspace(timeline, strategy, compose(strategy, timeline, config), config, device, child, name)
 
 
 def _permitted(name: str, config: WorkspaceConfig) -> None:
@@ -103,7 +102,8 @@ def _driver(device: Any) -> Driver:
         found: Driver = device.driver()
         return found
     if hasattr(device, "capture_of"):
-        return device  # type: ignore[no-any-return]
+        found = device
+        return found
     try:
         named = torch.device(device)
     except (RuntimeError, TypeError) as error:
@@ -115,7 +115,8 @@ def _driver(device: Any) -> Driver:
             from workspace.simulated import Device
 
             _CPU.append(Device(memory="host", execution="immediate", log=False))
-        return _CPU[0].driver()  # type: ignore[no-any-return]
+        found = _CPU[0].driver()
+        return found
     if named.type == "cuda":
         from workspace.cuda import cuda_driver
 

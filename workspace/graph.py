@@ -76,7 +76,7 @@ class Graph:
                 self._end(held)
 
     def _begin(self, target: Stream) -> None:
-        assert self.pins is not None  # noqa: S101 - checked by _target
+        assert self.pins is not None
         begun = []
         try:
             for lane in self.pins.lanes:
@@ -89,7 +89,7 @@ class Graph:
             raise
 
     def _end(self, held: Footprint) -> None:
-        assert self.pins is not None  # noqa: S101 - checked by _target
+        assert self.pins is not None
         uses = held.stamped(self.timeline)
         for lane in self.pins.lanes:
             lane.leave(dict(uses))

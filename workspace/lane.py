@@ -101,7 +101,7 @@ class Lane:
 
     def rollback(self, mark: list[tuple[Block, int]]) -> None:
         """Return to the pool what was claimed since the mark (a capture failed)."""
-        before = dict((id(region), nbytes) for region, nbytes in mark)
+        before = {id(region): nbytes for region, nbytes in mark}
         for region in list(self.regions):
             nbytes = before.get(id(region), 0)
             if nbytes == region.nbytes:

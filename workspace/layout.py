@@ -32,7 +32,7 @@ def _parse(text: str) -> ast.expr:
     try:
         return ast.parse(text, mode="eval").body
     except SyntaxError as error:
-        raise LayoutError(f"dim {text!r} is not an expression", "write a name, or + - * // % of names and integers") from error
+        raise LayoutError(f"dim {text!r} is not an expression", "write names, integers and + - * // %") from error
 
 
 def evaluate(dim: int | str, dims: Mapping[str, int]) -> int:
@@ -217,7 +217,7 @@ class Layout:
         return _rebuild, (self.name, self.exclusive, self.family, self.specs)
 
     def resolve(self, **dims: int) -> Resolved:
-        """Offsets, shapes and total bytes for given dims. Raises `LayoutError` for missing, unknown or negative dims."""
+        """Offsets, shapes and total bytes. Raises `LayoutError` for missing, unknown or negative dims."""
         key = tuple(sorted(dims.items()))
         found = self._resolved.get(key)
         if found is None:
@@ -262,7 +262,8 @@ class Layout:
     def _groups(self) -> list[tuple[tuple[str, ...], str | None]]:
         """Names in placement order, with the tensor at whose offset an overlaying group starts."""
         grouped = {name for one in self.exclusive for names in one.groups for name in names}
-        order: list[tuple[tuple[str, ...], str | None]] = [((name,), None) for name in self.specs if name not in grouped]
+        order: list[tuple[tuple[str, ...], str | None]] = []
+        order.extend(((name,), None) for name in self.specs if name not in grouped)
         for one in self.exclusive:
             filled = [names for names in one.groups if names]
             # The widest alignment first, so that the shared start suits every group.
@@ -284,9 +285,7 @@ RESERVED = frozenset(
 """Attribute names of a lease, which no tensor of a layout may take."""
 
 
-def _rebuild(
-    name: str, exclusive: tuple[Exclusive, ...], family: str | None, specs: dict[str, TensorSpec]
-) -> Layout:
+def _rebuild(name: str, exclusive: tuple[Exclusive, ...], family: str | None, specs: dict[str, TensorSpec]) -> Layout:
     return Layout(name, exclusive=exclusive, family=family, **specs)
 
 

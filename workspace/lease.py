@@ -270,7 +270,7 @@ class Lease(Pinnable):
             self._give_back(uses)
 
     def outlived_capture(self) -> None:
-        """The capture it was taken in has ended: its bytes are the graph's, and there is nothing left to release."""
+        """The capture it was taken in has ended: its bytes are the graph's, and nothing is left to release."""
         self._tensors = None
         if self in self._held:
             self._held.remove(self)
@@ -295,7 +295,7 @@ class Lease(Pinnable):
             self._keep(position, tensor, timeline.current())
 
     def _keep(self, position: int, tensor: Any, stream: Stream) -> None:
-        assert self._tensors is not None  # noqa: S101 - the slot checked
+        assert self._tensors is not None
         self._tensors[position] = tensor
         if position not in self._homes:
             self._provider.received(self.request, position)
@@ -307,7 +307,7 @@ class Lease(Pinnable):
 
     # -- what a lease is not -----------------------------------------------------------------------------------
     def __reduce__(self) -> Any:
-        raise LeaseError("a lease cannot be pickled or copied: it holds device bytes of this process", "copy its tensors")
+        raise LeaseError("a lease cannot be pickled or copied: its bytes are this process's", "copy its tensors")
 
 
 _TYPES: weakref.WeakKeyDictionary[Layout, type[Lease]] = weakref.WeakKeyDictionary()

@@ -16,8 +16,8 @@ from workspace.timeline import Timeline
 Home = int
 
 SHELVED_BLOCKS = 4096
-"""After so many blocks have gone to shelves all are coalesced, so that a run that meets ever new sizes stays flat in host
-memory."""
+"""After so many blocks have gone to shelves all are coalesced, so that a run that meets ever new sizes stays flat in
+host memory."""
 
 
 def _by_size(block: Block) -> tuple[int, int, int]:
@@ -176,7 +176,7 @@ class Pool:
                     block = shelf.pop()
                 except IndexError:
                     break  # a lease took the last one meanwhile
-                assert block.stream is not None  # noqa: S101 - set by shelve
+                assert block.stream is not None
                 block.uses, block.events = {block.stream.id: block.epoch}, None
                 self.put(block)
                 found = True

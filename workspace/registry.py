@@ -46,10 +46,16 @@ def _built_in(name: str, summary: str, safe: bool, module: str, attribute: str) 
 _BUILT_IN = (
     _built_in("caching", "fresh tensors from the caching allocator; the reference", True, "caching", "Caching"),
     _built_in(
-        "event_fenced", "one pool for all streams, fenced where the clocks show no order", True, "event_fenced", "EventFenced"
+        "event_fenced",
+        "one pool for all streams, fenced where the clocks show no order",
+        True,
+        "event_fenced",
+        "EventFenced",
     ),
     _built_in("per_stream", "a sub-pool for each stream; blocks migrate when ordered", True, "per_stream", "PerStream"),
-    _built_in("upstream", "unsafe: returning forms, no lifetime tracking; the speed baseline", False, "upstream", "Upstream"),
+    _built_in(
+        "upstream", "unsafe: returning forms, no lifetime tracking; the speed baseline", False, "upstream", "Upstream"
+    ),
     _built_in("unfenced", "unsafe: the reverted model-wide slab, no lifetimes", False, "unfenced", "Unfenced"),
 )
 

@@ -36,8 +36,8 @@ class Request:
     """
 
     __slots__ = (
-        "align", "dims", "epochs", "extents", "index", "lead", "lease_type", "nbytes", "owner", "payload", "ready", "resolved",
-        "shelves", "timeline", "workspace", "zero",
+        "align", "dims", "epochs", "extents", "index", "lead", "lease_type", "nbytes", "owner", "payload", "ready",
+        "resolved", "shelves", "timeline", "workspace", "zero",
     )  # fmt: skip
 
     def __init__(

@@ -30,9 +30,7 @@ class Reservation:
         """Bytes for every lane's graphs and for eager leases of every micro-batch."""
         total = 0
         for lane in sorted({lane for lane, _ in self._bounds}):
-            phases = {
-                phase: sum(bounds.values()) for (one, phase), bounds in self._bounds.items() if one == lane
-            }
+            phases = {phase: sum(bounds.values()) for (one, phase), bounds in self._bounds.items() if one == lane}
             always = phases.pop(None, 0)
             need = always + max(phases.values(), default=0)
             total += need * (1 if lane else micro_batches)

@@ -78,7 +78,7 @@ class Slot:
     def __workspace_range__(self) -> tuple[int, int]:
         tensor = self.tensor()
         if hasattr(tensor, "__workspace_range__"):
-            return tensor.__workspace_range__()  # type: ignore[no-any-return]
+            return tensor.__workspace_range__()
         return tensor.data_ptr(), tensor.numel() * tensor.element_size()
 
     def __getattr__(self, name: str) -> Any:

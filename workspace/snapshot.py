@@ -61,7 +61,7 @@ def take_snapshot(workspace: Workspace) -> Snapshot:
         owners, peak = {name: attrs.evolve(one) for name, one in statistics.owners.items()}, statistics.total.peak
     else:
         owners, peak = _on_loan(workspace), 0
-    lanes = getattr(workspace.strategy_object, "lanes", dict)()
+    lanes: dict[str, int] = getattr(workspace.strategy_object, "lanes", dict)()
     return Snapshot(
         strategy=workspace.strategy,
         allocated=held.allocated,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from workspace.block import FREE, Block, Slab, pinned_owners
-from workspace.errors import CapacityError, OutOfMemory
+from workspace.errors import CapacityError
 from workspace.layout import ALIGNMENT, round_up
 from workspace.streams import Stream
 from workspace.timeline import Timeline

@@ -123,14 +123,10 @@ class Timeline:
             capture = self._foreign(identity, stream.key)
         return capture.stream(stream)
 
-    def _add(
-        self, key: int, name: str, communication: bool = False, capture: Capture | None = None
-    ) -> Stream:
+    def _add(self, key: int, name: str, communication: bool = False, capture: Capture | None = None) -> Stream:
         with self.lock:
             exact = communication or (capture is None and not self.driver.owned(key))
-            stream = Stream(
-                key, name, self.clocks.add(), communication=communication, exact=exact, capture=capture
-            )
+            stream = Stream(key, name, self.clocks.add(), communication=communication, exact=exact, capture=capture)
             self._by_id[stream.id] = stream
             if capture is None:
                 self._streams[key] = stream

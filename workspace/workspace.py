@@ -69,6 +69,7 @@ class Workspace:
         provider: WorkspaceProvider,
         config: WorkspaceConfig,
         device: Any,
+        child: Callable[[str], Workspace],
         name: str = "",
     ) -> None:
         self.timeline = timeline
@@ -82,7 +83,7 @@ class Workspace:
         self.band = round_up(config.guard, ALIGNMENT)
         self.singles: dict[int, Single] = {}
         self.children: dict[str, Workspace] = {}
-        self.child: Callable[[str], Workspace] | None = None
+        self._child = child
         self._requests: dict[tuple[Any, ...], Request] = {}
         self._resolved: dict[tuple[Resolved, bool], Request] = {}
         self._single_layouts: dict[tuple[Any, ...], Layout] = {}
@@ -311,7 +312,7 @@ class Workspace:
     def adopt(self, lane: str | None = None) -> Graph:
         """Inside a capture begun elsewhere: promise to replay it through the returned graph only.
 
-        Its bytes may then be lent outside between replays. Raises `GraphError` when the current stream does not capture.
+        Its bytes may then be lent outside between replays. Raises `GraphError` when the stream does not capture.
         """
         timeline = self.timeline
         with timeline.lock:
@@ -367,9 +368,7 @@ class Workspace:
             timeline.ready()
             if timeline.current().capture is not None:
                 raise CaptureError("reserve() inside a capture", "reserve before the capture begins")
-            nbytes = self._reservation.nbytes(
-                micro_batches=self.config.micro_batches, headroom=self.config.headroom
-            )
+            nbytes = self._reservation.nbytes(micro_batches=self.config.micro_batches, headroom=self.config.headroom)
             if nbytes:
                 self.provider.reserve(nbytes, self._reservation.requests)
             return nbytes
@@ -427,15 +426,14 @@ class Workspace:
 
     # -- owners and end ----------------------------------------------------------------------------------------
     def owner(self, name: str) -> Workspace:
-        """The workspace of one owner: same device and timeline; its own strategy where the setting `owners` names one."""
+        """The workspace of one owner, on the same timeline; its own strategy where the setting `owners` names one."""
         found = self.children.get(name)
         if found is None:
-            assert self.child is not None  # noqa: S101 - set by create
-            found = self.children[name] = self.child(name)
+            found = self.children[name] = self._child(name)
         return found
 
     def close(self) -> None:
-        """Give everything back. Raises `LockError` while leases are held or graphs exist. Twice is no error."""
+        """Give everything back. Raises `LockError` while leases or graphs exist. Twice is no error."""
         if self._closed:
             return
         with self.timeline.lock:

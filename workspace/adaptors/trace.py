@@ -15,7 +15,7 @@ from workspace.streams import Stream
 
 
 class Trace(Adaptor):
-    """Appends to a file. Lines: ``acquire`` (owner, dims, bytes, address, stream) and ``release`` (address, last uses)."""
+    """Appends to a file: ``acquire`` (owner, dims, bytes, address, stream) and ``release`` (address, last uses)."""
 
     def __init__(self, inner: WorkspaceProvider, path: Path) -> None:
         super().__init__(inner)

@@ -162,7 +162,7 @@ class Pooled:
     def _record(self, block: Block) -> None:
         """Events of their own for the uses, so that a later fence waits for nothing enqueued after them."""
         events = {}
-        for used, epoch in block.uses.items():
+        for used in block.uses:
             owner = self.timeline.stream_of(used)
             if self.config.recording == "exact" or owner.exact:
                 if owner.capture is None and self.timeline.driver.capture_of(owner.key):

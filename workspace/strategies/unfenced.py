@@ -17,9 +17,9 @@ from workspace.timeline import Timeline
 
 
 class Unfenced:
-    """Unsafe: each layout has one place, handed out again whoever still reads it. Layouts of a family overlay each other.
+    """Unsafe: each layout has one place, handed out again whoever still reads it; a family's layouts overlay.
 
-    Parameters are those of every strategy. Storage of a place is replaced by a larger one when a larger request comes;
+    Storage of a place is replaced by a larger one when a larger request comes;
     the old one lives as long as tensors over it do.
     """
 
