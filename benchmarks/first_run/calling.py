@@ -64,6 +64,15 @@ STATEMENTS = {
     "plan, raw stream read in Python and passed": "plan.launch_on(raw_stream(0))",
     "plan, two tensors and token count bound anew": "plan.launch_with(a, b)",
     "plan as a capsule, raw stream passed": "fast_plan(capsule, stream)",
+    "plan as a capsule, raw stream, two addresses and token count bound anew": (
+        "fast_bound(capsule, raw_stream(0), a.data_ptr(), b.data_ptr(), a.shape[0])"
+    ),
+    "C function, ten addresses read in Python": (
+        "fast_addresses(raw_stream(0), a.shape[0], a.data_ptr(), b.data_ptr(), c.data_ptr(), d.data_ptr(), "
+        "e.data_ptr(), f.data_ptr(), g.data_ptr(), q.data_ptr(), scale.data_ptr(), w.data_ptr())"
+    ),
+    "is the compiler tracing": "is_compiling()",
+    "is a dispatch mode active": "modes()",
     "Triton, ten tensors": "triton_empty[grid](a, b, c, d, e, f, g, q, scale, w)",
     "three torch.empty of the outputs": (
         "empty((2, 64, 64), dtype=uint8, device=cuda); empty((2, 64, 4), dtype=uint8, device=cuda); "
@@ -109,6 +118,10 @@ def scope_of(module: Any) -> dict[str, Any]:
             "plan": plan,
             "capsule": plan.capsule(),
             "fast_plan": module.fast_plan,
+            "fast_bound": module.fast_bound,
+            "fast_addresses": module.fast_addresses,
+            "is_compiling": torch.compiler.is_compiling,
+            "modes": torch._C._len_torch_dispatch_stack,
             "stream": torch._C._cuda_getCurrentRawStream(0),
             "raw_stream": torch._C._cuda_getCurrentRawStream,
             "triton_empty": triton_kernel.empty,

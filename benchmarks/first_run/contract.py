@@ -191,8 +191,29 @@ SCENARIOS = {
 
 
 def broken_capture(driver: CudaDriver) -> dict[str, str]:
-    """Is torch's allocator usable after a capture that broke, with the driver's clean-up and without it?"""
-    return {"driver": _break_one(driver, clean=True), "control": _break_one(driver, clean=False)}
+    """Does freed memory with a recorded use come back after a capture that broke, cleaned up after or not?"""
+    return {
+        "never broken": _comes_back(driver),
+        "driver": _break_one(driver, clean=True),
+        "control": _break_one(driver, clean=False),
+    }
+
+
+def _comes_back(driver: CudaDriver) -> str:
+    """Whether bytes whose recorded use is over are handed out again, and empty_cache works."""
+    side = driver.new_stream("user")
+    torch.cuda.empty_cache()
+    buffer = driver.alloc(NBYTES * 4, 0)
+    address = buffer.address
+    driver.record_use(buffer, side)
+    del buffer
+    driver.synchronize()
+    again = driver.alloc(NBYTES * 4, 0)
+    try:
+        torch.cuda.empty_cache()
+    except (RuntimeError, CaptureError) as error:
+        return str(error).splitlines()[0][:200]
+    return "comes back" if again.address == address else "never comes back"
 
 
 def _break_one(driver: CudaDriver, clean: bool) -> str:
@@ -212,12 +233,7 @@ def _break_one(driver: CudaDriver, clean: bool) -> str:
             broke = str(error)
         driver.set_stream(0)
         assert broke
-    try:
-        torch.cuda.empty_cache()
-        torch.empty(1 << 20, device=driver.device)
-    except (RuntimeError, CaptureError) as error:
-        return str(error).splitlines()[0][:200]
-    return "usable"
+    return _comes_back(driver)
 
 
 def measure() -> dict[str, Any]:

@@ -133,6 +133,11 @@ def _calls(driver: CudaDriver, event: int, idle: int, handle: int) -> dict[str, 
         torch.empty(next(sizes), dtype=torch.uint8, device=driver.device)
         return 0
 
+    def empty_cache() -> int:
+        torch.empty(next(sizes), dtype=torch.uint8, device=driver.device)
+        torch.cuda.empty_cache()
+        return 0
+
     def destroy() -> int:
         made = c_void_p()
         return lib.cuEventCreate(byref(made), 2) or lib.cuEventDestroy_v2(made)
@@ -151,6 +156,8 @@ def _calls(driver: CudaDriver, event: int, idle: int, handle: int) -> dict[str, 
         "capture status": lambda: lib.cuStreamIsCapturing(handle, byref(c_int())),
         "memset on an idle stream": lambda: lib.cuMemsetD8Async(buffer.address, 1, 64, idle),
         "torch.empty of new memory": malloc,
+        "default stream synchronise": lambda: lib.cuStreamSynchronize(0),
+        "torch.cuda.empty_cache": empty_cache,
     }
 
 
@@ -210,6 +217,31 @@ def _outcome(driver: CudaDriver, call: Callable[[], int], elsewhere: bool, relax
     return outcome
 
 
+def status_of_a_broken_capture(driver: CudaDriver) -> dict[str, Any]:
+    """What a stream answers between the call that broke its capture and the capture's end."""
+    stream = driver.new_stream("broken")
+    identity = driver.begin_capture(stream)
+    driver._lib.cuStreamSynchronize(stream)
+    code, status = driver._lib.capture_status(stream)
+    info, still, _ = driver._lib.capture_info(stream)
+    driver.abort_capture(stream)
+    return {"code": code, "status": status, "info code": info, "identity kept": still == identity}
+
+
+def trim_while_torch_captures(driver: CudaDriver) -> str:
+    """Whether torch's empty_cache can be called at all while one of its captures is open."""
+    stream = driver.new_stream("main")
+    driver.begin_capture(stream)
+    try:
+        with driver._lib.relaxed():
+            torch.cuda.empty_cache()
+        outcome = "passes"
+    except RuntimeError as error:
+        outcome = str(error).splitlines()[0][:200]
+    driver.abort_capture(stream)
+    return outcome
+
+
 def release_of_a_graph(driver: CudaDriver) -> dict[str, Any]:
     """When the user object signals: after a reset at rest, and after a reset with a launch in flight."""
     results: dict[str, Any] = {}
@@ -248,5 +280,7 @@ def measure() -> dict[str, Any]:
         "noticed": who_is_noticed(driver),
         "costs": costs(driver),
         "release of a graph": release_of_a_graph(driver),
+        "status of a broken capture": status_of_a_broken_capture(driver),
+        "empty_cache while torch captures": trim_while_torch_captures(driver),
         "calls during a capture": who_breaks_a_capture(driver),
     }

@@ -125,13 +125,11 @@ PyObject* fast_out(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
-PyObject* fast_plan(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 2) return refuse("a plan and a raw stream");
-  auto* plan = static_cast<Plan*>(PyCapsule_GetPointer(args[0], "calling.Plan"));
-  const size_t stream = PyLong_AsSize_t(args[1]);
-  if (!plan || PyErr_Occurred()) return nullptr;
+PyObject* launched(const calling::Arguments& arguments, PyObject* raw_stream) {
+  const size_t stream = PyLong_AsSize_t(raw_stream);
+  if (PyErr_Occurred()) return nullptr;
   try {
-    plan->launch_on(stream);
+    calling::launch(arguments, reinterpret_cast<cudaStream_t>(stream));
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
     return nullptr;
@@ -139,7 +137,37 @@ PyObject* fast_plan(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
+PyObject* fast_plan(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 2) return refuse("a plan and a raw stream");
+  auto* plan = static_cast<Plan*>(PyCapsule_GetPointer(args[0], "calling.Plan"));
+  return plan ? launched(plan->arguments, args[1]) : nullptr;
+}
+
+// A capsule's plan with two addresses and the token count of this call.
+PyObject* fast_bound(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 5) return refuse("a plan, a raw stream, two addresses and a token count");
+  auto* plan = static_cast<Plan*>(PyCapsule_GetPointer(args[0], "calling.Plan"));
+  if (!plan) return nullptr;
+  calling::Arguments bound = plan->arguments;
+  bound.address[0] = PyLong_AsVoidPtr(args[2]);
+  bound.address[1] = PyLong_AsVoidPtr(args[3]);
+  bound.tokens = PyLong_AsLongLong(args[4]);
+  return launched(bound, args[1]);
+}
+
+// Ten addresses: nothing of torch's C++ is touched, so one build serves every version of it.
+PyObject* fast_addresses(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 2 + calling::kTensors) return refuse("a raw stream, a token count and ten addresses");
+  calling::Arguments arguments{};
+  arguments.tokens = PyLong_AsLongLong(args[1]);
+  for (int i = 0; i < calling::kTensors; ++i) arguments.address[i] = PyLong_AsVoidPtr(args[2 + i]);
+  return launched(arguments, args[0]);
+}
+
 PyMethodDef fast[] = {
+    {"fast_bound", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&fast_bound)), METH_FASTCALL, nullptr},
+    {"fast_addresses", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&fast_addresses)), METH_FASTCALL,
+     nullptr},
     {"fast_out", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&fast_out)), METH_FASTCALL, nullptr},
     {"fast_plan", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&fast_plan)), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr}};

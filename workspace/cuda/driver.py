@@ -45,7 +45,8 @@ class CudaDriver:
         self._index = index
         self._lib = lib
         self._streams = Streams(lib, index, context)
-        self._events = Events(lib, self._streams, context, several=torch.cuda.device_count() > 1)
+        self._several = torch.cuda.device_count() > 1
+        self._events = Events(lib, self._streams, context, self._several)
         self._memory = Memory(lib, self._streams, self.device)
         self._graphs = Graphs(lib, self._streams, index)
         self._kept = self._streams.handles
@@ -70,7 +71,7 @@ class CudaDriver:
     def set_stream(self, stream: int) -> None:
         """Make a stream current on this device; the current *device* of the thread stays what it was."""
         wanted = self._streams.torch_id(stream)
-        device = torch._C._cuda_getDevice()
+        device = torch._C._cuda_getDevice() if self._several else self._index
         torch._C._cuda_setStream(stream_id=wanted, device_index=self._index, device_type=1)
         if device != self._index:
             torch._C._cuda_setDevice(device)
@@ -79,7 +80,17 @@ class CudaDriver:
         return self._streams.create()
 
     def synchronize(self, stream: int | None = None) -> None:
-        self._events.synchronize(stream)
+        """Block the host until a stream, or with None the device, is idle.
+
+        While a capture is open, None means every stream that is never destroyed and does not capture: a raw
+        stream has to be named then.
+        """
+        if stream is not None:
+            self._events.synchronize_stream(stream)
+        elif self._graphs.capturing:
+            self._events.synchronize_streams_outside_captures()
+        else:
+            self._events.synchronize_device()
         self._graphs.releases.poll()
 
     # -- memory ----------------------------------------------------------------------------------------------
@@ -127,15 +138,11 @@ class CudaDriver:
         """``empty_cache``. Refused while any capture is open: torch asserts that none is."""
         self._graphs.releases.poll()
         if self._graphs.capturing:
-            raise CaptureError(
-                "cached memory cannot be returned while a capture is open", "trim after it has ended"
-            )
+            raise CaptureError("cached memory cannot be returned while a capture is open", "trim after it has ended")
         self._memory.trim()
 
     # -- captures and graphs ---------------------------------------------------------------------------------
-    def begin_capture(
-        self, stream: int, share: CapturedGraph | None = None, mode: str = "thread_local"
-    ) -> int:
+    def begin_capture(self, stream: int, share: CapturedGraph | None = None, mode: str = "thread_local") -> int:
         """Begin a capture on a stream; return its identity.
 
         Parameters
@@ -196,9 +203,7 @@ def _device_index(device: torch.device | str | int) -> int:
     count = torch.cuda.device_count()
     index = wanted.index if wanted.index is not None else torch.cuda.current_device() if count else 0
     if not 0 <= index < count:
-        raise DeviceError(
-            f"there is no {wanted}: {count} CUDA devices are visible", "check CUDA_VISIBLE_DEVICES"
-        )
+        raise DeviceError(f"there is no {wanted}: {count} CUDA devices are visible", "check CUDA_VISIBLE_DEVICES")
     return index
 
 
@@ -206,9 +211,7 @@ def _primary_context(lib: LibCuda, index: int) -> int:
     """The context torch uses on a device; retained for good, since streams outlive any driver object."""
     handle, context = c_int(), c_void_p()
     lib.check(lib.cuDeviceGet(byref(handle), index), "cuDeviceGet", index=index)
-    lib.check(
-        lib.cuDevicePrimaryCtxRetain(byref(context), handle.value), "cuDevicePrimaryCtxRetain", index=index
-    )
+    lib.check(lib.cuDevicePrimaryCtxRetain(byref(context), handle.value), "cuDevicePrimaryCtxRetain", index=index)
     return context.value or 0
 
 

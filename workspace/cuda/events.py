@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from ctypes import byref, c_void_p
+from typing import Any
 
 from workspace.cuda.libcuda import EVENT_DISABLE_TIMING, INVALID_CONTEXT, NOT_READY, LibCuda
 from workspace.cuda.streams import Streams
@@ -29,16 +30,20 @@ class Events:
         self._several = several
         self._record = lib.cuEventRecord
         self._wait = lib.cuStreamWaitEvent
+        self._query = lib.cuEventQuery
+        self._memset = lib.cuMemsetD8Async
 
     def new(self) -> int:
         made = c_void_p()
-        with self._lib.current(self._context):
-            self._lib.check(self._lib.cuEventCreate(byref(made), EVENT_DISABLE_TIMING), "cuEventCreate")
+        create = self._lib.cuEventCreate
+        code = INVALID_CONTEXT if self._several else create(byref(made), EVENT_DISABLE_TIMING)
+        if code:
+            code = self._in_context(code, create, byref(made), EVENT_DISABLE_TIMING)
+            self._lib.check(code, "cuEventCreate")
         return made.value or 0
 
     def free(self, event: int) -> None:
-        with self._lib.relaxed():
-            self._check(self._lib.cuEventDestroy_v2, "cuEventDestroy", event=event)
+        self._check(self._lib.cuEventDestroy_v2, "cuEventDestroy", event=event)
 
     def record(self, event: int, stream: int) -> None:
         handle = self._handles.get(stream)
@@ -60,31 +65,46 @@ class Events:
             self._again(code, self._wait, "cuStreamWaitEvent", stream=handle, event=event, flags=0)
 
     def done(self, event: int) -> bool:
-        with self._lib.relaxed():
-            code = self._in_context(self._lib.cuEventQuery(event), self._lib.cuEventQuery, event)
+        code = self._lib.relaxed_call(self._query, event)
         if code == NOT_READY:
             return False
-        self._lib.check(code, "cuEventQuery", event=hex(event))
+        if code:
+            self._again(code, self._query, "cuEventQuery", event=event)
         return True
 
     def synchronize_event(self, event: int) -> None:
         with self._lib.relaxed():
             self._check(self._lib.cuEventSynchronize, "cuEventSynchronize", event=event)
 
-    def synchronize(self, stream: int | None) -> None:
+    def synchronize_stream(self, stream: int) -> None:
         with self._lib.relaxed():
-            if stream is None:
-                with self._lib.current(self._context):
-                    self._lib.check(self._lib.cuCtxSynchronize(), "cuCtxSynchronize")
-            else:
-                handle = self._streams.live_handle(stream)
-                self._check(self._lib.cuStreamSynchronize, "cuStreamSynchronize", stream=handle)
+            handle = self._streams.live_handle(stream)
+            self._check(self._lib.cuStreamSynchronize, "cuStreamSynchronize", stream=handle)
+
+    def synchronize_device(self) -> None:
+        with self._lib.current(self._context):
+            self._lib.check(self._lib.cuCtxSynchronize(), "cuCtxSynchronize")
+
+    def synchronize_streams_outside_captures(self) -> None:
+        """Every stream that is never destroyed and does not capture.
+
+        Synchronising the device breaks any capture in progress on it, whatever the thread's capture mode.
+        """
+        for stream, handle in list(self._handles.items()):
+            code, capturing = self._lib.capture_status(handle) if handle else (0, 0)
+            self._lib.check(code, "cuStreamIsCapturing", stream=hex(handle))
+            if not capturing:
+                self.synchronize_stream(stream)
 
     def memset(self, address: int, nbytes: int, value: int, stream: int) -> None:
-        self._check(
-            self._lib.cuMemsetD8Async, "cuMemsetD8Async",
-            address=address, value=value, nbytes=nbytes, stream=self._streams.live_handle(stream),
-        )  # fmt: skip
+        handle = self._streams.live_handle(stream)
+        if self._several and not handle:
+            code = INVALID_CONTEXT
+        else:
+            code = self._memset(address, value, nbytes, handle)
+        if code:
+            arguments = {"address": address, "value": value, "nbytes": nbytes, "stream": handle}
+            self._again(code, self._memset, "cuMemsetD8Async", **arguments)
 
     def _check(self, function: Callable[..., int], verb: str, **arguments: int) -> None:
         """Call in the device's context where it matters, else as the thread is, and raise what fails."""
@@ -100,7 +120,7 @@ class Events:
         code = self._in_context(code, function, *arguments.values())
         self._lib.check(code, verb, **{name: hex(value) for name, value in arguments.items()})
 
-    def _in_context(self, code: int, function: Callable[..., int], *arguments: int) -> int:
+    def _in_context(self, code: int, function: Callable[..., int], *arguments: Any) -> int:
         if code != INVALID_CONTEXT:
             return code
         with self._lib.current(self._context):

@@ -112,7 +112,12 @@ class Graphs:
         # The legacy default stream cannot capture, and asking it can fail while another stream does.
         if stream == 0:
             return 0
-        code, identity, _ = self._lib.capture_info(self._streams.handle(stream))
+        handle = self._streams.handle(stream)
+        code, status = self._lib.capture_status(handle)
+        if not code and not status:
+            return 0
+        if not code:
+            code, identity, _ = self._lib.capture_info(handle)
         self._lib.check(code, "cuStreamGetCaptureInfo", stream=stream)
         return identity
 
@@ -144,9 +149,7 @@ class Graphs:
         own = self._taken(stream)
         self._end(own, stream)
         if own.finished is None:
-            raise CaptureError(
-                f"the capture on stream {stream} left no graph", "capture it again", stream=stream
-            )
+            raise CaptureError(f"the capture on stream {stream} left no graph", "capture it again", stream=stream)
         return own.finished
 
     def abort(self, stream: int) -> None:
@@ -206,9 +209,7 @@ class Graphs:
                 torch._C._cuda_setDevice(device)
 
     # -- every capture -------------------------------------------------------------------------------------
-    def watch(
-        self, beginning: Callable[..., None], began: Callable[..., None], ended: Callable[..., None]
-    ) -> None:
+    def watch(self, beginning: Callable[..., None], began: Callable[..., None], ended: Callable[..., None]) -> None:
         self._callbacks.append((beginning, began, ended))
 
     def beginning(self) -> int | None:

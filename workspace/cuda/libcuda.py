@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
@@ -65,6 +66,16 @@ _CAPTURE_INFO = {  # The same call under the name of each era: CUDA 12.3 added e
 }
 
 
+class _Out(threading.local):
+    """Each thread's own places for results: making them anew costs more than the calls of the hot path."""
+
+    def __init__(self) -> None:
+        self.mode = c_int(CAPTURE_RELAXED)
+        self.status = c_int(0)
+        self.mode_reference = byref(self.mode)
+        self.status_reference = byref(self.status)
+
+
 class LibCuda:
     """The driver's functions as attributes, each returning its result code, and the text of its errors.
 
@@ -82,6 +93,7 @@ class LibCuda:
         for name, arguments in _SIGNATURES.items():
             setattr(self, name, self._function(name, arguments))
         self._capture_info, self._capture_info_length = self._find_capture_info()
+        self._out = _Out()
         code = self.cuInit(0)
         if code:
             raise Unsupported(
@@ -110,6 +122,22 @@ class LibCuda:
                 return self._function(name, [c_void_p] * length), length
         names = " nor ".join(_CAPTURE_INFO)
         raise Unsupported(f"this CUDA driver has neither {names}", "use a driver of CUDA 12.0 or later")
+
+    def capture_status(self, stream: int) -> tuple[int, int]:
+        """Code, and 0: the stream is not capturing, 1: it is, 2: it is and the capture is broken."""
+        out = self._out
+        code = self.cuStreamIsCapturing(stream, out.status_reference)
+        return code, out.status.value
+
+    def relaxed_call(self, function: Callable[[int], int], argument: int) -> int:
+        """`relaxed` around one call, without the price of a context manager."""
+        out = self._out
+        out.mode.value = CAPTURE_RELAXED
+        self.cuThreadExchangeStreamCaptureMode(out.mode_reference)
+        try:
+            return function(argument)
+        finally:
+            self.cuThreadExchangeStreamCaptureMode(out.mode_reference)
 
     def capture_info(self, stream: int) -> tuple[int, int, int]:
         """Code, identity (0: not capturing) and ``CUgraph`` of the capture a stream is part of."""

@@ -8,7 +8,7 @@ raw handle may be destroyed and its value reused, so its key is made from ``cuSt
 
 from __future__ import annotations
 
-from ctypes import byref, c_int, c_uint64, c_void_p
+from ctypes import byref, c_uint64, c_void_p
 from typing import Any
 
 import torch
@@ -145,24 +145,25 @@ class Streams:
                 "the per-thread default stream is another stream in each thread",
                 "create a stream and pass that",
             )
-        status = c_int(0)
-        self._check(self._lib.cuStreamIsCapturing(handle, byref(status)), "cuStreamIsCapturing", handle)
-        if status.value:
+        code, capturing = self._lib.capture_status(handle)
+        self._check(code, "cuStreamIsCapturing", handle)
+        if capturing:
             return self._capturing(handle)
-        identity, context = c_uint64(0), c_void_p()
-        with self._lib.relaxed():
-            self._check(self._lib.cuStreamGetId(handle, byref(identity)), "cuStreamGetId", handle)
-            self._check(self._lib.cuStreamGetCtx(handle, byref(context)), "cuStreamGetCtx", handle)
+        identity = c_uint64(0)
+        self._check(self._lib.cuStreamGetId(handle, byref(identity)), "cuStreamGetId", handle)
+        key = RAW | identity.value
+        return key if key in self._raw else self._first_seen(handle, key)
+
+    def _first_seen(self, handle: int, key: int) -> int:
+        context = c_void_p()
+        self._check(self._lib.cuStreamGetCtx(handle, byref(context)), "cuStreamGetCtx", handle)
         if context.value != self._context:
             raise StreamError(
                 f"raw stream {handle:#x} belongs to another device or context than cuda:{self._index}",
                 "use a stream of the workspace's device",
             )
-        return self._seen(handle, RAW | identity.value)
-
-    def _seen(self, handle: int, key: int) -> int:
         earlier = self._raw_keys.get(handle)
-        if earlier is not None and earlier != key:  # destroyed, and its handle given to this stream
+        if earlier is not None:  # destroyed, and its handle given to this stream
             del self._raw[earlier]
         self._raw_keys[handle] = key
         self._raw[key] = handle
