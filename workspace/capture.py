@@ -106,15 +106,24 @@ class Capture:
         """Whether the graph may be replayed without the library's knowledge."""
         return self.foreign and self.adopted is None
 
-    def enter_eager(self, stream: Stream) -> None:
-        """An eager break is about to run: it may touch the footprint, so it comes after the footprint's last uses."""
-        for lane in self.lanes:
-            lane.enter(stream)
+    def enter_eager(self, stream: Stream, graph: Graph) -> None:
+        """An eager break is about to run: it may touch the footprint, so it holds it as a replay does."""
+        begun: list[Lane] = []
+        try:
+            for lane in self.lanes:
+                lane.begin(graph)
+                begun.append(lane)
+                lane.enter(stream)
+        except BaseException:
+            for lane in begun:
+                lane.end()
+            raise
 
     def leave_eager(self, held: Footprint) -> None:
         """The break has run: it is the footprint's last use."""
         for lane in self.lanes:
             lane.leave(held.stamped(self.timeline))
+            lane.end()
 
     # -- end -------------------------------------------------------------------------------------------------
     def check_released(self) -> None:

@@ -61,7 +61,7 @@ class GraphCapture:
         self._end_segment(capture)
         held = Footprint(capture.origin)
         with timeline.lock:
-            capture.enter_eager(capture.origin)
+            capture.enter_eager(capture.origin, self.graph)
         timeline.state.held.append(held)
         try:
             fn()

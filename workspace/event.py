@@ -34,7 +34,12 @@ class WorkspaceEvent:
         """Make later work on a stream (omitted: the current one) wait; without a record before, nothing happens."""
         timeline = self._timeline
         with timeline.lock:
+            if self._recorded_in is None:
+                return
             target = self._waiter(stream)
+            if target.capture is not None and self._recorded_in.capture is None:
+                self._refuse_unless_complete(target)
+                return
             timeline.wait(self._event, target)
 
     def query(self) -> bool:
@@ -57,6 +62,15 @@ class WorkspaceEvent:
     def _stream(self, stream: object) -> Stream:
         timeline = self._timeline
         return timeline.current() if stream is CURRENT else timeline.inside(timeline.of(stream))
+
+    def _refuse_unless_complete(self, target: Stream) -> None:
+        """Order of before a capture holds inside it only where the host has seen the work complete."""
+        host = self._timeline.clocks.host
+        if any(host.get(used, 0) < epoch for used, epoch in self._event.covered.items()):
+            raise CaptureError(
+                f"{target!r} waits, inside its capture, for an event recorded outside",
+                "wait before the capture begins: the replay comes after what its stream waited for",
+            )
 
     def _waiter(self, stream: object) -> Stream:
         target = self._stream(stream)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from workspace.block import Block
     from workspace.request import Request
 
-_PACKAGE = str(Path(__file__).parent)
+_PACKAGE = f"{Path(__file__).parent}{os.sep}"
 
 Kind = Literal["fence", "growth", "refusal"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from workspace.errors import ForkError
+from workspace.errors import ForkError, WorkspaceError
 from workspace.holding import Holding
 from workspace.streams import Stream
 
@@ -72,18 +72,34 @@ class Fork:
         if parent is None:
             return
         with timeline.lock:
-            epochs = timeline.clocks.epoch
             for stream in self._branches:
-                epoch = epochs[stream.id]
-                timeline.wait(timeline.record(stream), parent)
-                for lease in self._held:
-                    lease.joined(stream, epoch)
-            held = timeline.state.held
-            if len(held) > len(self._held):
-                branches = {stream.id for stream in self._branches}
-                for lease in held:
-                    if lease.stream.id in branches:
-                        lease.declare(parent)
+                try:
+                    self._join(stream, parent)
+                except WorkspaceError as failed:
+                    # The other branches are joined all the same, and the error of the body is the one that arrives.
+                    if error is None:
+                        error = failed
+                    else:
+                        error.add_note(f"joining {stream!r} failed too: {failed}")
+            self._declare_parent(parent)
+        if kind is None and error is not None:
+            raise error
+
+    def _join(self, stream: Stream, parent: Stream) -> None:
+        timeline = self._timeline
+        epoch = timeline.clocks.epoch[stream.id]
+        timeline.wait(timeline.record(stream), parent)
+        for lease in self._held:
+            lease.joined(stream, epoch)
+
+    def _declare_parent(self, parent: Stream) -> None:
+        """Leases acquired in a branch and still held may be used by the parent from now on."""
+        held = self._timeline.state.held
+        if len(held) > len(self._held):
+            branches = {stream.id for stream in self._branches}
+            for lease in held:
+                if lease.stream.id in branches:
+                    lease.declare(parent)
 
 
 class Branch:

@@ -95,7 +95,7 @@ class Graph:
             lane.leave(dict(uses))
             lane.end()
         for lease in self.pins.kept:
-            lease.replayed(uses)
+            lease.replayed(uses, self.timeline)
 
     def _target(self, stream: object) -> Stream:
         if self.timeline.refusal is not None:

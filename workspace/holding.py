@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from workspace.block import Uses
 from workspace.clocks import merge
-from workspace.streams import Stream
+from workspace.streams import Event, Stream
 
 if TYPE_CHECKING:
     from workspace.timeline import Timeline
@@ -65,12 +65,13 @@ class Pinnable(Holding):
     ----------
     pins
         Number of such graphs and open captures.
-    replays
-        Last uses of its bytes by replays of them.
+    replays, events
+        Last uses of its bytes by replays of them, and the events of those recorded at once.
     """
 
     pins: int = 0
     replays: Uses | None = None
+    events: dict[int, Event] | None = None
 
     def pin(self) -> None:
         self.pins += 1
@@ -81,11 +82,14 @@ class Pinnable(Holding):
         if not self.pins:
             self.let_go()
 
-    def replayed(self, uses: Uses) -> None:
+    def replayed(self, uses: Uses, timeline: Timeline) -> None:
         """A replay may have used the bytes."""
         if self.replays is None:
             self.replays = {}
         merge(self.replays, uses)
+        recorded = timeline.exact_events(uses)
+        if recorded:
+            self.events = {**(self.events or {}), **recorded}
 
     def let_go(self) -> None:
         """Return the bytes if they are released. Called with the timeline's lock held."""

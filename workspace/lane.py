@@ -123,7 +123,7 @@ class Lane:
 
     def leave(self, uses: Uses) -> None:
         """The footprint's last uses are these: they come after all earlier ones."""
-        self.uses, self.events = uses, None
+        self.uses, self.events = uses, self.timeline.exact_events(uses)
 
     def _as_block(self) -> Block:
         block = Block.__new__(Block)

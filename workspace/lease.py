@@ -84,6 +84,9 @@ class Lease(Pinnable):
             timeline.ready()
             stream = timeline.current() if self.asked is CURRENT else workspace.asked(self.asked)
             provider = workspace.provider
+            if not request.nbytes:
+                self.lend([timeline.driver.empty(one.shape, one.dtype, stream.key) for one in request.extents])
+                return self
             if stream.capture is not None:
                 provider = stream.capture.provider(provider)
             block = provider.place(request, stream)
@@ -113,7 +116,7 @@ class Lease(Pinnable):
             raise
 
     def lend(self, tensors: list[Any]) -> None:
-        """Hold tensors that are nobody's bytes (fake ones)."""
+        """Hold tensors that are nobody's bytes (fake or empty ones)."""
         timeline = self.request.workspace.timeline
         self.stream = timeline.current()
         self.uses = None
@@ -227,7 +230,7 @@ class Lease(Pinnable):
                 uses = self.stamped(timeline)
                 self.uses = None
             if self.pins:
-                self.replayed(uses)
+                self.replayed(uses, timeline)
             else:
                 self._give_back(uses)
 
@@ -238,7 +241,7 @@ class Lease(Pinnable):
                 self._provider.returned(self.request, position, tensor, home, uses)
             self._homes = {}
         else:
-            block.uses = uses
+            block.uses, block.events = uses, self.events
             self._provider.give_back(block, self.stream)
 
     def __exit__(
@@ -268,6 +271,7 @@ class Lease(Pinnable):
         if self._tensors is None:
             uses, self.replays = self.replays or {}, None
             self._give_back(uses)
+            self.events = None
 
     def outlived_capture(self) -> None:
         """The capture it was taken in has ended: its bytes are the graph's, and nothing is left to release."""

@@ -43,7 +43,7 @@ class Single(Pinnable):
         self.workspace.singles.pop(self.address, None)
         uses = self.stamped(self.workspace.timeline)
         if self.pins:
-            self.replayed(uses)
+            self.replayed(uses, self.workspace.timeline)
         else:
             self._return(uses)
 
@@ -52,7 +52,7 @@ class Single(Pinnable):
             self._return(self.replays or {})
 
     def _return(self, uses: dict[int, int]) -> None:
-        self.block.uses = uses
+        self.block.uses, self.block.events = uses, self.events
         self.provider.give_back(self.block, self.stream)
 
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from workspace.block import Block
+from workspace.block import Block, Uses
 from workspace.clocks import Clocks
 from workspace.driver import Driver
 from workspace.errors import CaptureError, DriverError, ProcessError, StreamError, WorkspaceError
@@ -235,6 +235,15 @@ class Timeline:
     def exact_event(self, stream: Stream) -> Event:
         """An event of its own for the uses so far, which later records do not move."""
         return self.record(stream, self.new_event())
+
+    def exact_events(self, uses: Uses) -> dict[int, Event] | None:
+        """Events, recorded now, for uses on streams that may be gone or spinning when somebody asks later."""
+        events = {}
+        for used in uses:
+            owner = self._by_id[used]
+            if owner.exact and not (owner.capture is None and self.driver.capture_of(owner.key)):
+                events[used] = self.exact_event(owner)
+        return events or None
 
     def complete(self, block: Block) -> bool:
         """Whether the host knows that every last use of the block is over. Asks no device."""

@@ -161,9 +161,11 @@ class Pooled:
 
     def _record(self, block: Block) -> None:
         """Events of their own for the uses, so that a later fence waits for nothing enqueued after them."""
-        events = {}
+        events = dict(block.events or {})
         for used in block.uses:
             owner = self.timeline.stream_of(used)
+            if used in events:
+                continue
             if self.config.recording == "exact" or owner.exact:
                 if owner.capture is None and self.timeline.driver.capture_of(owner.key):
                     continue
