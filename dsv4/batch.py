@@ -29,8 +29,8 @@ class Batch:
     ----------
     tokens, decode, prefill
         ``tokens = decode + prefill``.
-    context
-        Longest context after the step, in tokens.
+    short_context
+        No request has more candidates than the indexer picks (C4 layers then need no scores).
     boundary
         Some request fills a group of 128 tokens, so that the C128 compressor has work.
     index_rows, index_keys
@@ -42,7 +42,7 @@ class Batch:
     tokens: int
     decode: int
     prefill: int
-    context: int
+    short_context: bool
     boundary: bool
     index_rows: int
     index_keys: int
@@ -59,7 +59,7 @@ def batch_of(rows: tuple[Rows, ...], shard: Shard, engine: Engine) -> Batch:
         tokens=decode + prefill,
         decode=decode,
         prefill=prefill,
-        context=max(one.end for one in rows),
+        short_context=max(one.end for one in rows) // 4 <= shard.config.index_topk,
         boundary=any(one.start % 128 + one.count >= 128 for one in rows),
         index_rows=index_rows,
         index_keys=index_keys,
@@ -106,7 +106,7 @@ def gather_group(prompts: list[Rows], kind: LayerKind, shard: Shard, engine: Eng
 
 
 def split(step: Step) -> tuple[tuple[Rows, ...], ...]:
-    """Two micro-batches with half the tokens each, a prompt's rows cut if need be; only one for a single token."""
+    """Two micro-batches of half the tokens each, a prompt's rows cut if need be; one for a single token."""
     if step.tokens < 2:
         return (step.rows,)
     left = step.tokens // 2
@@ -123,6 +123,24 @@ def split(step: Step) -> tuple[tuple[Rows, ...], ...]:
             first.append(attrs.evolve(one, count=taken, samples=False))
             second.append(attrs.evolve(one, start=one.start + taken, count=one.count - taken))
     return tuple(first), tuple(second)
+
+
+def dummy(tokens: int, shard: Shard, engine: Engine) -> Batch:
+    """The batch a graph is captured with: decode rows as far as requests go, a prompt for the rest.
+
+    What a captured stage must not depend on is set to the case with most work.
+    """
+    decode = min(tokens, engine.max_num_seqs)
+    rows = [Rows(index, 1, 1, False, True) for index in range(decode)]
+    if tokens > decode:
+        rows.append(Rows(decode, 0, tokens - decode, True, True))
+    return attrs.evolve(batch_of(tuple(rows), shard, engine), short_context=False, boundary=True)
+
+
+def decode_rows(batch: Batch) -> Batch:
+    """The decode rows of a batch alone: what a draft model runs on."""
+    none = dict.fromkeys(LayerKind, 0)
+    return attrs.evolve(batch, tokens=batch.decode, prefill=0, index_rows=0, index_keys=0, gather_keys=none)
 
 
 def bound(kind: LayerKind, shard: Shard, engine: Engine) -> dict[str, int]:

@@ -59,9 +59,7 @@ def load(path: str | Path) -> ModelConfig:
     try:
         keys = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ModelConfigError(
-            f"{file}: {error.strerror}", "pass a readable config.json", path=str(file)
-        ) from error
+        raise ModelConfigError(f"{file}: {error.strerror}", "pass a readable config.json", path=str(file)) from error
     except ValueError as error:
         raise ModelConfigError(
             f"{file} is not JSON: {error}", "pass the model's config.json", path=str(file)
@@ -72,9 +70,7 @@ def load(path: str | Path) -> ModelConfig:
 def from_keys(keys: object, source: str = "the config") -> ModelConfig:
     """A config from the parsed keys of a ``config.json``; see `load`."""
     if not isinstance(keys, dict):
-        raise ModelConfigError(
-            f"{source} holds {type(keys).__name__}, not an object", "pass the model's config.json"
-        )
+        raise ModelConfigError(f"{source} holds {type(keys).__name__}, not an object", "pass the model's config.json")
     found = keys.get("model_type", MODEL_TYPE)
     if found != MODEL_TYPE:
         raise ModelConfigError(
@@ -105,9 +101,7 @@ def _translate(keys: Mapping[str, Any], problems: list[str]) -> Iterator[tuple[s
         yield name, keys[name]
     if "compress_ratios" not in keys and "layer_types" in keys:
         types = keys["layer_types"]
-        unknown = (
-            [one for one in types if one not in RATIO_OF_LAYER_TYPE] if isinstance(types, list) else [types]
-        )
+        unknown = [one for one in types if one not in RATIO_OF_LAYER_TYPE] if isinstance(types, list) else [types]
         if unknown:
             problems.append(f"layer_types holds {unknown[0]!r}; known are {', '.join(RATIO_OF_LAYER_TYPE)}")
         else:

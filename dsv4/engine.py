@@ -33,6 +33,6 @@ class Engine:
 
 
 def capture_sizes(limit: int = CAPTURE_LIMIT) -> tuple[int, ...]:
-    """Token counts graphs are captured for: 1, 2, 4, 8 to 256 by 8, then by 16 (vLLM ``cudagraph_utils.py``)."""
+    """Tokens graphs are captured for: 1, 2, 4, 8 to 256 by 8, then by 16 (vLLM ``cudagraph_utils.py``)."""
     sizes = (1, 2, 4, *range(8, 257, 8), *range(272, 1025, 16))
     return tuple(size for size in sizes if size <= limit)

@@ -28,7 +28,7 @@ import torch
 
 from dsv4.config import LayerKind
 from dsv4.shard import Shard
-from workspace.layout import Layout, spec
+from workspace import Layout, spec
 
 BF16, F32, FP8, U8, I32 = torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.uint8, torch.int32
 I64 = torch.int64
@@ -41,17 +41,20 @@ TOPK_WORKSPACE = "1048576*((Td+1048575)//1048576)"
 
 @lru_cache(maxsize=256)
 def stage_layouts(shard: Shard, kind: LayerKind) -> dict[str, Layout]:
-    """Layouts of one layer by the name under which `dsv4.topology` holds their leases."""
+    """Layouts of one layer by the name under which `dsv4.topology` holds their leases.
+
+    What the kinds have in common is one object, so that a lease may be held from one layer to the next.
+    """
     return {
-        "mhc_attn": hyper_connection(shard),
+        "mhc_attn": hyper_connection(shard, "attention"),
         "inputs": input_projections(shard, kind),
         "norms": norms(shard),
         "output": attention_output(shard),
         "preparation": preparation(shard, kind),
         "attention": attention(shard, kind),
         "projection": output_projection(shard),
-        "mhc_ffn": hyper_connection(shard),
-        "ffn": Layout("ffn_output", y=spec("T", shard.config.hidden_size, dtype=BF16)),
+        "mhc_ffn": hyper_connection(shard, "ffn"),
+        "ffn": ffn_output(shard),
     }
 
 
@@ -61,11 +64,12 @@ def _quantised(shard: Shard, width: int) -> tuple[int, torch.dtype]:
     return (-(-blocks // 4), I32) if shard.architecture == "sm100" else (blocks, F32)
 
 
-def hyper_connection(shard: Shard) -> Layout:
+@lru_cache(maxsize=256)
+def hyper_connection(shard: Shard, block: str) -> Layout:
     """The mHC streams around a block: residual, post and comb live to the block's end, layer_in feeds it."""
     streams, hidden = shard.config.hc_mult, shard.config.hidden_size
     return Layout(
-        "hyper_connection",
+        f"hyper_connection_{block}",
         residual=spec("T", streams, hidden, dtype=BF16),
         post=spec("T", streams, dtype=F32),
         comb=spec("T", streams, streams, dtype=F32),
@@ -92,12 +96,11 @@ def input_projections(shard: Shard, kind: LayerKind) -> Layout:
     return Layout("input_projections", **specs)
 
 
+@lru_cache(maxsize=256)
 def norms(shard: Shard) -> Layout:
     """Stage B, rows 7-8: normed query latent and KV. qr is read on two streams until the end of stage C."""
     config = shard.config
-    return Layout(
-        "norms", qr=spec("T", config.q_lora_rank, dtype=BF16), kv=spec("T", config.head_dim, dtype=BF16)
-    )
+    return Layout("norms", qr=spec("T", config.q_lora_rank, dtype=BF16), kv=spec("T", config.head_dim, dtype=BF16))
 
 
 def preparation(shard: Shard, kind: LayerKind) -> Layout:
@@ -129,6 +132,7 @@ def preparation(shard: Shard, kind: LayerKind) -> Layout:
     return Layout("preparation", **specs)
 
 
+@lru_cache(maxsize=256)
 def attention_output(shard: Shard) -> Layout:
     """Row 1: o_padded, written in place by the attention kernel and read by the output projection."""
     return Layout("attention_output", o=spec("T", shard.padded_heads, shard.config.head_dim, dtype=BF16))
@@ -166,6 +170,7 @@ def attention(shard: Shard, kind: LayerKind) -> Layout:
     return Layout("attention", **specs)
 
 
+@lru_cache(maxsize=256)
 def output_projection(shard: Shard) -> Layout:
     """Stage E, rows 28-32: quantised attention output, the grouped projection, the block's output."""
     config = shard.config
@@ -183,9 +188,13 @@ def output_projection(shard: Shard) -> Layout:
     )
 
 
-def persistent_tensors(
-    shard: Shard, tokens: int, context: int
-) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+@lru_cache(maxsize=256)
+def ffn_output(shard: Shard) -> Layout:
+    """What the MoE returns. Its own scratch is not modelled: no source gives its sizes."""
+    return Layout("ffn_output", y=spec("T", shard.config.hidden_size, dtype=BF16))
+
+
+def persistent_tensors(shard: Shard, tokens: int, context: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     """Shape and dtype of what lives as long as the workspace, for steps of up to `tokens` tokens.
 
     Row 17 (the top-k indices, shared by all C4 layers), and what vLLM's metadata builder fills once per step:

@@ -147,8 +147,7 @@ class Scheduler:
         length = request.prompt_tokens + request.new_tokens
         if length > self.max_model_len:
             raise RequestError(
-                f"request {request.id} needs a context of {length} tokens, "
-                f"above max_model_len={self.max_model_len}",
+                f"request {request.id} needs a context of {length} tokens, above max_model_len={self.max_model_len}",
                 "shorten the prompt, ask for fewer tokens, or raise max_model_len",
                 request=request.id,
             )
@@ -160,9 +159,7 @@ class Scheduler:
     def cancel(self, request: int) -> None:
         """Forget a waiting or running request, e.g. at a stop token. Raises `RequestError` for any other."""
         if request not in self._known:
-            raise RequestError(
-                f"request {request} is not queued", "it is finished, cancelled, or was never added"
-            )
+            raise RequestError(f"request {request} is not queued", "it is finished, cancelled, or was never added")
         self._known.remove(request)
         if self._running.pop(request, None) is None:
             self._waiting = deque(waiting for waiting in self._waiting if waiting.id != request)

@@ -33,7 +33,7 @@ def on(stream: str, ops: tuple[Op, ...]) -> tuple[Op, ...]:
     return tuple(attrs.evolve(op, stream=stream) for op in ops)
 
 
-# -- A: input projections (_run_parallel_input_projections) ------------------------------------------------
+# -- A: input projections (_run_parallel_input_projections) ----------------------------------------------
 QUERY_INPUT = (
     _op("act_quant_x", MAIN, "mhc_attn.layer_in", "inputs.x_fp8 inputs.x_scale"),
     _op("fused_wqa_wkv", MAIN, "inputs.x_fp8 inputs.x_scale", "inputs.qr_kv"),
@@ -42,10 +42,10 @@ COMPRESSOR_INPUT = (_op("compressor_wkv_wgate", AUX0, "mhc_attn.layer_in", "inpu
 WEIGHTS_INPUT = (_op("indexer_weights_proj", AUX1, "mhc_attn.layer_in", "inputs.idx_w"),)
 INDEXER_INPUT = (_op("indexer_wkv_wgate", AUX2, "mhc_attn.layer_in", "inputs.idx_kv_score"),)
 
-# -- B: norms ----------------------------------------------------------------------------------------------
+# -- B: norms --------------------------------------------------------------------------------------------
 NORMS = (_op("fused_q_kv_rmsnorm", MAIN, "inputs.qr_kv", "norms.qr norms.kv"),)
 
-# -- C: preparation ----------------------------------------------------------------------------------------
+# -- C: preparation --------------------------------------------------------------------------------------
 QUERY = (
     _op("act_quant_qr", MAIN, "norms.qr", "preparation.qr_fp8 preparation.qr_scale"),
     _op("wq_b", MAIN, "preparation.qr_fp8 preparation.qr_scale", "preparation.q"),
@@ -83,7 +83,7 @@ def c128_compressor(boundary: bool) -> tuple[Op, ...]:
     )
 
 
-# -- D: sparse indexer and attention (_sparse_indexer_and_attn) --------------------------------------------
+# -- D: sparse indexer and attention (_sparse_indexer_and_attn) ------------------------------------------
 FILL_INDICES = (_op("fill_topk_indices", MAIN, "", "persistent.topk_indices"),)
 """Short contexts: every candidate is chosen, so no query is scored."""
 
@@ -122,13 +122,9 @@ def attention(kind: LayerKind, prefill: bool, decode: bool) -> tuple[Op, ...]:
             LayerKind.C128: " persistent.decode_c128_indices",
         }[kind]
         if kind is LayerKind.C4:
-            ops.append(
-                _op("global_topk", MAIN, "persistent.topk_indices persistent.token_to_request", chosen)
-            )
+            ops.append(_op("global_topk", MAIN, "persistent.topk_indices persistent.token_to_request", chosen))
         swa = "persistent.decode_swa_indices persistent.decode_swa_lens"
-        ops.append(
-            _op("flash_mla_decode", MAIN, f"preparation.q_out {swa}{chosen}", "output.o attention.lse")
-        )
+        ops.append(_op("flash_mla_decode", MAIN, f"preparation.q_out {swa}{chosen}", "output.o attention.lse"))
     if prefill:
         combined = "attention.combined_idx attention.combined_lens"
         source = (
@@ -152,7 +148,7 @@ def attention(kind: LayerKind, prefill: bool, decode: bool) -> tuple[Op, ...]:
     return tuple(ops)
 
 
-# -- E: output projection (_o_proj), and the hyper-connections around the block ----------------------------
+# -- E: output projection (_o_proj), and the hyper-connections around the block --------------------------
 PROJECTION = (
     _op("fused_inv_rope_fp8_quant", MAIN, "output.o", "projection.o_fp8 projection.o_scale"),
     _op("fp8_einsum_wo_a", MAIN, "projection.o_fp8 projection.o_scale", "projection.z"),
@@ -163,9 +159,7 @@ PROJECTION = (
 
 def _mhc(label: str, source: str, block: str, target: str) -> tuple[Op, ...]:
     streams = " ".join(f"{source}.{name}" for name in ("residual", "post", "comb")) if source else ""
-    written = (
-        " ".join(f"{target}.{name}" for name in ("residual", "post", "comb", "layer_in")) if target else ""
-    )
+    written = " ".join(f"{target}.{name}" for name in ("residual", "post", "comb", "layer_in")) if target else ""
     return (_op(label, MAIN, f"{streams} {block}", written),)
 
 

@@ -13,6 +13,7 @@ for the branches. Decisions are those of vLLM:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 
 import attrs
@@ -213,3 +214,36 @@ def _middle(kind: LayerKind, conditions: Conditions) -> tuple[Node, ...]:
 
 EXIT: tuple[Node, ...] = (*stages.HEAD, Release("ffn"), Release("mhc_ffn"))
 """After the last layer: the hyper-connection head reads what the last layer left."""
+
+
+def unread_branches(nodes: tuple[Node, ...], stream: str) -> frozenset[Branch]:
+    """Branches on a stream whose results no op outside of them reads: their join only orders bytes."""
+    found: set[Branch] = set()
+    for branch in _branches(nodes):
+        inside = set(_ops(branch.nodes))
+        written = {name for op in inside for name in op.writes}
+        outside = (op for op in _ops(nodes) if op not in inside)
+        if branch.stream == stream and not written & {name for op in outside for name in op.reads}:
+            found.add(branch)
+    return frozenset(found)
+
+
+def _branches(nodes: tuple[Node, ...]) -> Iterator[Branch]:
+    for node in nodes:
+        if isinstance(node, Fork):
+            for branch in node.branches:
+                yield branch
+                yield from _branches(branch.nodes)
+            yield from _branches(node.body)
+
+
+def _ops(nodes: tuple[Node, ...]) -> Iterator[Op]:
+    for node in nodes:
+        if isinstance(node, Op):
+            yield node
+        elif isinstance(node, Break):
+            yield from _ops(node.nodes)
+        elif isinstance(node, Fork):
+            yield from _ops(node.body)
+            for branch in node.branches:
+                yield from _ops(branch.nodes)

@@ -39,9 +39,7 @@ def read(path: str | Path) -> list[Request]:
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise TraceError(
-            f"{path} cannot be read: {error}", f"pass a CSV with the columns {HEADER}"
-        ) from error
+        raise TraceError(f"{path} cannot be read: {error}", f"pass a CSV with the columns {HEADER}") from error
     if not lines or lines[0].strip() != HEADER:
         raise _refused(path, 1, lines[0] if lines else "", f"the first line must be {HEADER}")
     requests: list[Request] = []

@@ -31,7 +31,7 @@ def prompt(start: int, count: int) -> Rows:
 def test_a_mixed_step_is_summed_up() -> None:
     rows = (Rows(0, 1000, 1, False, True), Rows(1, 126, 1, False, True), prompt(256, 100))
     found = batch_of(rows, SHARD, ENGINE)
-    assert (found.tokens, found.decode, found.prefill, found.context) == (102, 2, 100, 1001)
+    assert (found.tokens, found.decode, found.prefill, found.short_context) == (102, 2, 100, True)
     assert not found.boundary
     assert (found.index_rows, found.index_keys) == (100, 89)
     assert found.gather_keys == {

@@ -74,9 +74,7 @@ def test_the_forks_of_a_c4_layer() -> None:
 
 def test_above_the_token_threshold_only_stage_a_is_serial() -> None:
     where = streams(C4, Conditions(parallel_inputs=False))
-    assert (
-        where["compressor_wkv_wgate"] == where["indexer_weights_proj"] == where["indexer_wkv_wgate"] == "main"
-    )
+    assert where["compressor_wkv_wgate"] == where["indexer_weights_proj"] == where["indexer_wkv_wgate"] == "main"
     assert where["indexer_wq_b"] == "aux0"
 
 
@@ -140,13 +138,9 @@ def test_the_stock_topology_orders_every_use() -> None:
         ("aux2", (C4, C4), ("indexer_wkv_wgate", "mhc_fused_post_pre", "mhc_attn.layer_in")),
     ],
 )
-def test_a_dropped_join_leaves_uses_unordered(
-    stream: str, kinds: tuple[LayerKind, ...], hit: tuple[str, ...]
-) -> None:
+def test_a_dropped_join_leaves_uses_unordered(stream: str, kinds: tuple[LayerKind, ...], hit: tuple[str, ...]) -> None:
     """The control of the test above."""
-    found = conflicts(
-        ordered(model(Conditions(parallel_inputs=stream == "aux2"), *kinds), without_join=stream)
-    )
+    found = conflicts(ordered(model(Conditions(parallel_inputs=stream == "aux2"), *kinds), without_join=stream))
     assert hit in found, found
 
 
