@@ -78,6 +78,8 @@ class Workload(Protocol):
     name: str
     models: tuple[str, ...]
     """Presets; the first is the default. Anything else is read as the path of a config file."""
+    drivers: tuple[str, ...]
+    """Drivers its runners work on: ``"simulated"``, ``"cuda"``."""
 
     def open(self, model: str, trace: Path | None, seed: int) -> Session:
         """A session over the request trace (None: a generated one).

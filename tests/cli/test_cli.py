@@ -1,0 +1,80 @@
+"""The command line: what it prints, its exit codes, its errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from workspace import registry
+from workspace.cli import main
+from workspace.config import FIELDS
+
+STANDIN = ["--workload", "tests.sweep.standin:ThreeLeases", "--jobs", "1", "--steps", "2"]
+
+
+@pytest.fixture(autouse=True)
+def _wide_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "240")
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments))
+
+
+def test_config_shows_each_value_and_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every setting is listed; a value from the environment and one from --set say so."""
+    monkeypatch.setenv("WORKSPACE_IN_FLIGHT", "3")
+    done = run("config", "--set", "strategy=per_stream")
+    rows = {line.split()[0]: line for line in done.stdout.splitlines() if line}
+    assert done.exit_code == 0 and set(FIELDS) <= set(rows)
+    assert "3" in rows["in_flight"] and "environment WORKSPACE_IN_FLIGHT" in rows["in_flight"]
+    assert "per_stream" in rows["strategy"] and "command line" in rows["strategy"]
+    assert "default" in rows["granularity"]
+
+
+def test_strategies_are_listed_with_a_line_each() -> None:
+    """Each registered strategy has one line with its summary and whether it is safe."""
+    done = run("strategies")
+    for name, entry in registry.strategies().items():
+        line = next(line for line in done.stdout.splitlines() if line.startswith(f"{name} "))
+        assert entry.summary in line and ("yes" if entry.safe else "no") in line.split()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem", "remedy"),
+    [
+        (["config", "--set", "in_flight=-1"], "in_flight = '-1'", "at least 0"),
+        (["config", "--set", "in_flght=1"], "unknown setting 'in_flght'", "did you mean 'in_flight'"),
+        (["config", "--set", "in_flight"], "--set in_flight has no value", "KEY=VALUE"),
+        (["config", "--set", "strategy=event_fence"], "event_fence", "event_fenced"),
+        (["config", "--config", "absent.toml"], "cannot read absent.toml", "TOML"),
+        (["sweep", "--strategy", "cachin", *STANDIN], "cachin", "caching"),
+        (["sweep", *STANDIN, "--workload", "dsv5"], "there is no workload 'dsv5'", "dsv4"),
+        (["sweep", *STANDIN, "--workload", "tests.sweep.standin:None"], "is no workload", "MODULE:CLASS"),
+        (["sweep", *STANDIN, "--model", "large"], "there is no model 'large'", "choose 'small'"),
+        (["sweep", *STANDIN, "--driver", "cuda"], "does not run on the 'cuda' driver", "--driver simulated"),
+    ],
+)
+def test_typed_errors_print_problem_and_remedy(arguments: list[str], problem: str, remedy: str) -> None:
+    """A refusal exits with 2, names the problem and the remedy, and shows no traceback."""
+    done = run(*arguments)
+    assert done.exit_code == 2 and isinstance(done.exception, SystemExit)
+    error, advice = done.stderr.split("Remedy:")
+    assert problem in error and remedy in advice and "Traceback" not in done.output
+
+
+def test_sweep_writes_table_report_and_pictures() -> None:
+    """One small sweep prints a row for each cell and leaves the JSON and both pictures."""
+    done = run("sweep", *STANDIN, "--mode", "eager", "--out", "results", "--seed", "3")
+    assert done.exit_code == 0, done.output
+    report = json.loads(Path("results/sweep.json").read_text())
+    assert report["schema"] == 1 and report["replay"]["seed"] == 3
+    assert {entry["cell"]["strategy"] for entry in report["cells"]} == set(registry.strategies())
+    for entry in report["cells"]:
+        assert entry["cell"]["strategy"] in done.stdout
+    for picture in ("bytes.png", "comparison.png"):
+        assert Path("results", picture).read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,93 @@
+"""The command ``workspace sweep``: run the cells, show them, write the report and the pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from workspace import registry
+from workspace.sweep.pictures import draw_bytes, draw_comparison
+from workspace.sweep.plan import Cell, Replay, cells
+from workspace.sweep.report import report, write_json
+from workspace.sweep.result import Refused, Result
+from workspace.sweep.runner import run_cells
+from workspace.sweep.session import open_session
+from workspace.sweep.table import result_table
+from workspace.sweep.workload import MODES
+
+
+def run(
+    console: Console,
+    replay: Replay,
+    names: Sequence[str],
+    modes: Sequence[str],
+    micro_batches: Sequence[int],
+    aux_streams: Sequence[bool],
+    jobs: int,
+    out: Path,
+) -> int:
+    """Sweep every combination; an empty sequence means all.
+
+    Returns
+    -------
+    int
+        The exit code: 1 when a strategy that claims to be safe was not judged ``SAFE`` in some cell, else 0.
+    """
+    entries = registry.strategies()
+    safe = {name: registry.strategy(name).safe for name in names or entries}
+    session = open_session(replay)
+    todo = cells(safe, modes or MODES, micro_batches, aux_streams)
+    console.print(session.description)
+
+    pictured = todo[0].setting
+    finished = _run_with_progress(console, replay, todo, safe, pictured, jobs)
+    results = [finished[cell] for cell in todo]
+    measured = [result for result in results if isinstance(result, Result)]
+    console.print(result_table(results, safe))
+
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(report(replay, session.description, results), out / "sweep.json")
+    written = ["sweep.json"]
+    if any(result.envelope for result in measured):
+        mode, parts, aux = pictured
+        setting = f"{mode}, {parts} micro-batch(es), {'' if aux else 'no '}side streams"
+        draw_bytes(measured, f"Bytes on loan by owner: {session.description}; {setting}", out / "bytes.png")
+        written.append("bytes.png")
+    if measured:
+        title = f"Peak bytes held and host time: {session.description}"
+        draw_comparison(measured, title, out / "comparison.png")
+        written.append("comparison.png")
+    console.print(f"written to {out}: {', '.join(written)}", highlight=False)
+    return _verdict(console, results, safe)
+
+
+def _run_with_progress(
+    console: Console,
+    replay: Replay,
+    todo: Sequence[Cell],
+    safe: Mapping[str, bool],
+    pictured: tuple[str, int, bool],
+    jobs: int,
+) -> dict[Cell, Result | Refused]:
+    finished: dict[Cell, Result | Refused] = {}
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("replaying", total=len(todo))
+        for result in run_cells(replay, todo, safe, lambda cell: cell.setting == pictured, jobs):
+            finished[result.cell] = result
+            progress.update(task, advance=1, description=str(result.cell))
+    return finished
+
+
+def _verdict(console: Console, results: Sequence[Result | Refused], safe: Mapping[str, bool]) -> int:
+    broken = [
+        result
+        for result in results
+        if isinstance(result, Result) and safe[result.cell.strategy] and result.judgement.verdict != "SAFE"
+    ]
+    for result in broken:
+        console.print(f"{result.cell}: {result.judgement.verdict}: {result.judgement.first}", style="red")
+    return 1 if broken else 0

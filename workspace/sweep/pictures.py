@@ -1,0 +1,131 @@
+"""Pictures of a sweep: bytes over time by owner, and strategies compared by bytes and host time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from workspace.sweep.result import Result, Sample
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
+# Okabe and Ito's palette: told apart with any common colour blindness.
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
+GREY, INK = "#BBBBBB", "#222222"
+OTHERS = "other owners"
+MARKERS = {"SAFE": "o", "UNSAFE": "X", "UNKNOWN": "^"}
+MIB = 1 << 20
+
+STYLE: Any = {
+    "figure.dpi": 130,
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#E4E4E4",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+}
+
+
+def draw_bytes(results: Sequence[Result], title: str, path: Path) -> None:
+    """Bytes on loan by owner, a row for each result that has samples.
+
+    Left: each step at its moment of most bytes on loan. Right: the start of the step with most tokens.
+    """
+    sampled = [result for result in results if result.envelope]
+    owners = _largest_owners(sampled)
+    top = max(sample.reserved for result in sampled for sample in (*result.envelope, *result.detail))
+    with pyplot.rc_context(STYLE):
+        figure, axes = pyplot.subplots(
+            len(sampled), 2, figsize=(12, 1.4 + 2.1 * len(sampled)), sharey=True, squeeze=False,
+            layout="constrained",
+        )  # fmt: skip
+        for (left, right), result in zip(axes, sampled, strict=True):
+            _stack(left, result.envelope, [sample.step for sample in result.envelope], owners, "mid")
+            _stack(right, result.detail, [sample.launch for sample in result.detail], owners, "post")
+            left.set_ylabel(f"{result.cell.strategy}\nMiB")
+            left.set_ylim(0, 1.05 * max(top, 1) / MIB)
+        axes[0][0].set_title("each step at its fullest moment")
+        axes[0][1].set_title(f"inside step {sampled[0].detail[0].step}, the one with most tokens")
+        axes[-1][0].set_xlabel("step")
+        axes[-1][1].set_xlabel("operations enqueued in the step")
+        patches = [Patch(color=colour, label=owner) for owner, colour in owners.items()]
+        line = Line2D([], [], color=INK, linewidth=1.2, label="held from the device (reserved)")
+        figure.legend(handles=[*patches, line], loc="outside lower center", ncols=5)
+        figure.suptitle(title)
+        figure.savefig(path)
+        pyplot.close(figure)
+
+
+def _largest_owners(results: Sequence[Result]) -> dict[str, str]:
+    """Colour of each of the largest owners by their peak in any result, then grey for the others."""
+    peaks: dict[str, int] = {}
+    for result in results:
+        for owner, peak in result.bytes.owners.items():
+            peaks[owner] = max(peaks.get(owner, 0), peak)
+    ranked = sorted(peaks, key=lambda owner: (-peaks[owner], owner))
+    return dict(zip(ranked, PALETTE, strict=False)) | {OTHERS: GREY}
+
+
+def _others(sample: Sample, owners: dict[str, str]) -> int:
+    return sample.allocated - sum(count for owner, count in sample.owners.items() if owner in owners)
+
+
+def _stack(
+    axes: Any, samples: Sequence[Sample], positions: Sequence[int], owners: dict[str, str], step: str
+) -> None:
+    layers = []
+    for owner in owners:
+        named = [sample.owners.get(owner, 0) / MIB for sample in samples]
+        layers.append([_others(sample, owners) / MIB for sample in samples] if owner == OTHERS else named)
+    axes.stackplot(positions, layers, colors=list(owners.values()), step=step, linewidth=0)
+    reserved = [sample.reserved / MIB for sample in samples]
+    axes.step(positions, reserved, where=step, color=INK, linewidth=1.2)
+    axes.set_xlim(positions[0], max(positions[-1], positions[0] + 1))
+
+
+def draw_comparison(results: Sequence[Result], title: str, path: Path) -> None:
+    """Peak bytes held against host time per step, a panel for each setting; the marker is the verdict."""
+    settings = list(dict.fromkeys(result.cell.setting for result in results))
+    rows = list(dict.fromkeys((parts, aux) for _, parts, aux in settings))
+    modes = list(dict.fromkeys(mode for mode, _, _ in settings))
+    names = list(dict.fromkeys(result.cell.strategy for result in results))
+    colours = {name: PALETTE[index % len(PALETTE)] for index, name in enumerate(names)}
+    with pyplot.rc_context(STYLE):
+        figure, axes = pyplot.subplots(
+            len(rows), len(modes), figsize=(1.2 + 2.6 * len(modes), 1.5 + 2.5 * len(rows)), sharex=True,
+            sharey=True, squeeze=False, layout="constrained",
+        )  # fmt: skip
+        for result in results:
+            cell = result.cell
+            panel = axes[rows.index((cell.micro_batches, cell.aux_streams))][modes.index(cell.mode)]
+            panel.scatter(
+                result.host_us / 1000, result.bytes.peak_reserved / MIB, s=75, alpha=0.9, linewidth=0.8,
+                marker=MARKERS[result.judgement.verdict], color=colours[cell.strategy], edgecolor=INK,
+            )  # fmt: skip
+        for panel, mode in zip(axes[0], modes, strict=True):
+            panel.set_title(mode)
+        for panel, (parts, aux) in zip(axes[:, 0], rows, strict=True):
+            streams = "" if aux else "\nno side streams"
+            panel.set_ylabel(f"{parts} micro-batch{'es' if parts > 1 else ''}{streams}\npeak held, MiB")
+        for panel in axes[-1]:
+            panel.set_xlabel("host time per step, ms")
+        axes[0][0].set_xlim(left=0)
+        axes[0][0].set_ylim(bottom=0)
+        dots = [Patch(color=colour, label=name) for name, colour in colours.items()]
+        signs = [
+            Line2D([], [], marker=sign, ls="", color="#888888", mec=INK, ms=8, label=verdict)
+            for verdict, sign in MARKERS.items()
+        ]
+        figure.legend(handles=[*dots, *signs], loc="outside lower center", ncols=len(dots) + len(signs))
+        figure.suptitle(title)
+        figure.savefig(path)
+        pyplot.close(figure)

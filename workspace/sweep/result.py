@@ -1,0 +1,115 @@
+"""What one cell of the sweep measured."""
+
+from __future__ import annotations
+
+import attrs
+
+from workspace.sweep.plan import Cell
+
+
+@attrs.frozen
+class Sample:
+    """Bytes on loan at one moment.
+
+    Attributes
+    ----------
+    step
+        Index of the step.
+    launch
+        Operations the step had enqueued before this moment.
+    allocated
+        Bytes on loan.
+    reserved
+        Bytes held from the device.
+    owners
+        Bytes on loan by owner.
+    """
+
+    step: int
+    launch: int
+    allocated: int
+    reserved: int
+    owners: dict[str, int]
+
+
+@attrs.frozen
+class Judgement:
+    """The clock check's word on one cell.
+
+    Attributes
+    ----------
+    verdict
+        ``"SAFE"``, ``"UNSAFE"`` or ``"UNKNOWN"``.
+    races
+        Pairs of conflicting accesses that no edge orders.
+    accesses
+        Accesses that were checked.
+    first
+        The first race in words, or the reason of UNKNOWN; empty when safe.
+    """
+
+    verdict: str
+    races: int
+    accesses: int
+    first: str
+
+
+@attrs.frozen
+class Bytes:
+    """Most bytes on loan, and held from the device, at any time of the replay; each owner's own peak."""
+
+    peak_allocated: int
+    peak_reserved: int
+    retired: int
+    owners: dict[str, int]
+
+
+@attrs.frozen
+class Result:
+    """All measurements of one cell.
+
+    Attributes
+    ----------
+    steps, tokens
+        What was replayed.
+    bytes, counters, driver_calls
+        Over the replay, without what preparing the model took.
+    host_us
+        Host time of one step in us: mean over steps of the least of the repeats; see `workspace.sweep.cell`.
+    judgement
+        Of the replay and the preparation together.
+    envelope
+        For each step the moment with most bytes on loan; empty unless asked for.
+    detail
+        Consecutive moments of the step with most tokens; empty unless asked for.
+    """
+
+    cell: Cell
+    steps: int
+    tokens: int
+    bytes: Bytes
+    counters: dict[str, int]
+    driver_calls: dict[str, int]
+    host_us: float
+    judgement: Judgement
+    envelope: tuple[Sample, ...] = ()
+    detail: tuple[Sample, ...] = ()
+
+
+@attrs.frozen
+class Refused:
+    """A cell the strategy or the workload refused, with the typed error's text."""
+
+    cell: Cell
+    problem: str
+    remedy: str
+
+
+def host_ratios(results: list[Result], reference: str = "caching") -> dict[Cell, float]:
+    """Host time of each cell over that of the reference strategy in the same setting, where that was run."""
+    base = {result.cell.setting: result.host_us for result in results if result.cell.strategy == reference}
+    return {
+        result.cell: result.host_us / base[result.cell.setting]
+        for result in results
+        if result.cell.setting in base
+    }
