@@ -1,0 +1,68 @@
+"""``python -m benchmarks [NAME ...]``: measure, print, write ``benchmarks/results/cpu/NAME.json`` and ``.md``.
+
+Exits with 1 when a target is missed.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import attrs
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.figure import Figure
+from workspace.sweep.report import provenance, write_json
+
+NAMES = ("steady_state", "fork_join", "trace_memory", "trace_scale")
+RESULTS = Path(__file__).parent / "results" / "cpu"
+
+
+def main(names: list[str]) -> int:
+    """Run the named benchmarks, or all."""
+    missed = 0
+    for name in names or NAMES:
+        module = import_module(f"benchmarks.{name}")
+        figures = module.figures()
+        made = provenance()
+        _print(name, figures)
+        _write(name, module.__doc__ or "", figures, made)
+        missed += sum(not figure.met for figure in figures)
+    return 1 if missed else 0
+
+
+def _rows(figures: list[Figure]) -> list[tuple[str, str, str, str]]:
+    return [
+        (
+            figure.name,
+            f"{figure.value:,.3f}".rstrip("0").rstrip(".") + f" {figure.unit}",
+            "" if figure.limit is None else f"<= {figure.limit:,.3g}",
+            "" if figure.limit is None else "met" if figure.met else "missed",
+        )
+        for figure in figures
+    ]
+
+
+def _print(name: str, figures: list[Figure]) -> None:
+    table = Table("figure", "value", "target", "", title=name, title_justify="left")
+    for row in _rows(figures):
+        table.add_row(*row)
+    Console().print(table)
+
+
+def _write(name: str, about: str, figures: list[Figure], made: dict[str, Any]) -> None:
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    entries = [attrs.asdict(figure) | {"met": figure.met} for figure in figures]
+    write_json({"schema": 1, "made": made, "about": about, "figures": entries}, RESULTS / f"{name}.json")
+    origin = f"Made {made['date']} with torch {made['torch']}, commit {made['commit']}."
+    lines = [about.strip(), "", origin, ""]
+    lines += ["| figure | value | target | |", "|---|---|---|---|"]
+    lines += ["| " + " | ".join(row) + " |" for row in _rows(figures)]
+    (RESULTS / f"{name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
