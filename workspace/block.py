@@ -78,14 +78,14 @@ class Block:
         The sub-pool the block belongs to.
     request, site
         Who leased it last, for reports.
-    shelf, stream, epoch, lent
-        On a shelf: which one, the stream it belongs to, the epoch there of the last use, and the tensors built for
-        the shelf's request.
+    shelf, stream, clock, epoch, lent
+        On a shelf: which one, the stream it belongs to, that stream's id, the epoch there of the last use, and the
+        tensors built for the shelf's request.
     """
 
     __slots__ = (
-        "epoch", "events", "home", "lent", "nbytes", "next", "offset", "prev", "request", "shelf", "site", "slab",
-        "state", "stream", "uses", "views",
+        "clock", "epoch", "events", "home", "lent", "nbytes", "next", "offset", "prev", "request", "shelf", "site",
+        "slab", "state", "stream", "uses", "views",
     )  # fmt: skip
 
     def __init__(self, slab: Slab, offset: int, nbytes: int) -> None:
@@ -103,6 +103,7 @@ class Block:
         self.site = ""
         self.shelf: Shelf | None = None
         self.stream: Stream | None = None
+        self.clock = 0
         self.epoch = 0
         self.lent: list[Any] = []
 

@@ -28,9 +28,10 @@ class Holding:
         lease which one stream keeps to itself allocates nothing.
     """
 
+    __slots__ = ("stream", "uses")
+
     stream: Stream
-    # A class attribute until the first declaration: a lease that one stream keeps to itself sets nothing.
-    uses: Uses | None = None
+    uses: Uses | None
 
     def declare(self, stream: Stream) -> None:
         """A stream may use the bytes from now on.
@@ -69,9 +70,11 @@ class Pinnable(Holding):
         Last uses of its bytes by replays of them, and the events of those recorded at once.
     """
 
-    pins: int = 0
-    replays: Uses | None = None
-    events: dict[int, Event] | None = None
+    __slots__ = ("events", "pins", "replays")
+
+    pins: int
+    replays: Uses | None
+    events: dict[int, Event] | None
 
     def pin(self) -> None:
         self.pins += 1
@@ -99,8 +102,11 @@ class Pinnable(Holding):
 class Footprint(Holding):
     """The bytes of a graph while an eager break or a replay runs: forks declare their branches for it too."""
 
+    __slots__ = ()
+
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
+        self.uses = None
 
 
 class ThreadState(threading.local):

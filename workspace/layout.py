@@ -276,12 +276,9 @@ class Layout:
 RESOLVED_KEPT = 16384
 
 RESERVED = frozenset(
-    (
-        "acquire", "address", "asked", "covers", "declare", "filled", "fresh", "joined", "lend", "let_go", "nbytes",
-        "outlived_capture", "owner", "pin", "pins", "release", "released", "replayed", "replays", "request", "stamped",
-        "stream", "tensors", "unpin", "until", "use", "uses",
-    )
-)  # fmt: skip
+    """acquire address asked covers declare events filled fresh joined lend let_go nbytes on outlived_capture owner pin
+    pins release released replayed replays request stamped stream tensors unpin until use uses""".split()
+)
 """Attribute names of a lease, which no tensor of a layout may take."""
 
 

@@ -10,9 +10,9 @@ import torch
 
 from workspace.block import Block, Uses
 from workspace.errors import CaptureError, LateUse, LeaseError, LeaseReleased
-from workspace.holding import Pinnable
+from workspace.holding import Holding, Pinnable
 from workspace.slot import Slot
-from workspace.streams import CURRENT, Stream
+from workspace.streams import Stream
 
 if TYPE_CHECKING:
     from workspace.layout import Layout
@@ -21,7 +21,13 @@ if TYPE_CHECKING:
     from workspace.timeline import Timeline
 
 _grad_enabled = torch.is_grad_enabled
+_new = object.__new__
 _modes = torch._C._len_torch_dispatch_stack
+
+
+IDLE, PLAIN, FULL, ASKED, PINNED = range(5)
+"""States of a lease: not held; held by one stream that keeps it to itself; held, with everything a lease may have; not
+held, to be acquired on a named stream; released, its bytes pinned by a graph."""
 
 
 class Lease(Pinnable):
@@ -39,25 +45,36 @@ class Lease(Pinnable):
         Whether it has been released (or not been acquired yet).
     """
 
-    # Class attributes are what most leases never change.
-    asked: object = CURRENT
-    _tensors: list[Any] | None = None
-    _works: list[Any] | None = None
+    __slots__ = ("_block", "_held", "_homes", "_provider", "_state", "_tensors", "_works", "asked", "request")
+
+    request: Request
+    asked: object
+    _tensors: list[Any] | None
+    _state: int
+    _works: list[Any] | None
+    _held: list[Holding]
     _homes: dict[int, tuple[Any, Stream]]
     _provider: WorkspaceProvider
     _block: Block | None
 
-    def __init__(self, request: Request) -> None:
-        self.request = request
+    @staticmethod
+    def of(request: Request) -> Lease:
+        """An idle lease of a request."""
+        # Not through __init__, which would cost a fifth of a steady acquire.
+        lease: Lease = _new(request.lease_type)
+        lease.request = request
+        lease._tensors = None
+        lease._state = IDLE
+        return lease
 
     # -- acquire ---------------------------------------------------------------------------------------------
     def __enter__(self) -> Lease:
         request = self.request
         timeline = request.timeline
-        if timeline.busy or _modes() or _grad_enabled() or self.asked is not CURRENT or self.pins:
+        if timeline.busy or self._state or _modes() or _grad_enabled():
             return self._acquire()
         shelf = request.ready.get(timeline.current_key())
-        if not shelf or self._tensors is not None:
+        if not shelf:
             return self._acquire()
         try:
             block = shelf.pop()
@@ -65,16 +82,22 @@ class Lease(Pinnable):
             return self._acquire()
         self._block = block
         self._tensors = block.lent
-        self.stream = block.stream  # type: ignore[assignment]
+        self._state = PLAIN
         held = self._held = timeline.state.held
         held.append(self)
+        return self
+
+    def on(self, stream: object) -> Lease:
+        """Acquire on this stream instead of the current one (``ws.lease(..., stream=)``)."""
+        self.asked = stream
+        self._state = ASKED
         return self
 
     def _acquire(self) -> Lease:
         """The whole of it, under the lock."""
         request = self.request
         workspace = request.workspace
-        if self._tensors is not None or self.pins:
+        if self._state not in (IDLE, ASKED):
             what = "is acquired twice" if self._tensors is not None else "is acquired again while a graph pins it"
             raise LeaseError(f"the lease of {self.owner} {what}", "call ws.lease(...) for each acquire")
         if workspace.lends_fake(self):
@@ -82,7 +105,7 @@ class Lease(Pinnable):
         timeline = workspace.timeline
         with timeline.lock:
             timeline.ready()
-            stream = timeline.current() if self.asked is CURRENT else workspace.asked(self.asked)
+            stream = workspace.asked(self.asked) if self._state == ASKED else timeline.current()
             provider = workspace.provider
             if not request.nbytes:
                 self.lend([timeline.driver.empty(one.shape, one.dtype, stream.key) for one in request.extents])
@@ -90,41 +113,48 @@ class Lease(Pinnable):
             if stream.capture is not None:
                 provider = stream.capture.provider(provider)
             block = provider.place(request, stream)
-            self.stream = stream
-            self.uses = None
+            self._begin(stream)
             self._provider = provider
             self._block = block
             if block is None:
                 self._homes = {}
                 self._tensors = [Slot(self, position, one) for position, one in enumerate(request.extents)]
             else:
-                self._tensors = block.views.get(request) or self._view(provider, request, block)
-                if workspace.attributes or request.zero:
-                    workspace.placed(self, block)
+                self._tensors = self._view(provider, request, block)
             if stream.capture is not None:
                 stream.capture.leases.append(self)
-            held = self._held = timeline.state.held
-            held.append(self)
+            self._held.append(self)
         return self
+
+    def _begin(self, stream: Stream) -> None:
+        self.stream = stream
+        self.uses = self.replays = self.events = self._works = None
+        self.pins = 0
+        self._held = self.request.timeline.state.held
+        self._state = FULL
 
     def _view(self, provider: WorkspaceProvider, request: Request, block: Block) -> list[Any]:
         try:
-            return provider.tensors(request, block)
+            tensors = block.views.get(request) or provider.tensors(request, block)
+            if request.workspace.attributes or request.zero:
+                request.workspace.placed(self, block)
         except BaseException:
-            block.uses = self.stamped(self.request.workspace.timeline)
+            self._state = self._idle()
+            block.uses, block.events = self.stamped(request.timeline), None
             provider.give_back(block, self.stream)
             raise
+        return tensors
+
+    def _idle(self) -> int:
+        return IDLE if getattr(self, "asked", None) is None else ASKED
 
     def lend(self, tensors: list[Any]) -> None:
         """Hold tensors that are nobody's bytes (fake or empty ones)."""
-        timeline = self.request.workspace.timeline
-        self.stream = timeline.current()
-        self.uses = None
+        self._begin(self.request.timeline.current())
         self._provider, self._block, self._homes = self.request.workspace.provider, None, {}
         self._tensors = tensors
         if self.stream.capture is not None:
             self.stream.capture.leases.append(self)
-        self._held = timeline.state.held
         self._held.append(self)
 
     def covers(self, address: int, tensor: Any) -> bool:
@@ -135,7 +165,9 @@ class Lease(Pinnable):
 
     # -- tensors ---------------------------------------------------------------------------------------------
     def __getattr__(self, name: str) -> Any:
-        # Only names the class lacks come here: the layout's tensors are properties of `lease_type`.
+        # Only what the class or the instance lacks comes here: the layout's tensors are properties of `lease_type`.
+        if name == "stream" and self._state == PLAIN:
+            return self._block.stream  # type: ignore[union-attr]
         if name.startswith("__"):
             raise AttributeError(name)
         known = ", ".join(self.request.index) or "none"
@@ -200,7 +232,25 @@ class Lease(Pinnable):
     def until(self, work: Any) -> None:
         """Release only after ``work.wait()`` on the acquiring stream (an asynchronous collective's handle)."""
         self._check("until()")
+        self._fill()
         self._works = [*(self._works or ()), work]
+
+    def declare(self, stream: Stream) -> None:
+        self._fill()
+        super().declare(stream)
+
+    def pin(self) -> None:
+        self._fill()
+        super().pin()
+
+    def _fill(self) -> None:
+        """Leave the plain state of a lease that one stream keeps to itself, which sets none of these."""
+        if self._state == PLAIN:
+            self.stream = self.stream
+            self.uses = self.replays = self.events = self._works = None
+            self.pins = 0
+            self._provider = self.request.workspace.provider
+            self._state = FULL
 
     # -- release ---------------------------------------------------------------------------------------------
     def release(self) -> None:
@@ -210,6 +260,7 @@ class Lease(Pinnable):
         """
         if self._tensors is None:
             raise LeaseReleased(f"the lease of {self.owner} is released twice", "release once, or use `with`")
+        self._fill()
         if self._works is not None:
             works, self._works = self._works, None
             self.request.workspace.await_works(self, works)
@@ -224,11 +275,9 @@ class Lease(Pinnable):
             stream = self.stream
             if stream.capture is not None:
                 stream.capture.leases.remove(self)
-            if self.uses is None:
-                uses = {stream.id: timeline.clocks.epoch[stream.id]}
-            else:
-                uses = self.stamped(timeline)
-                self.uses = None
+            uses = self.stamped(timeline)
+            self.uses = None
+            self._state = PINNED if self.pins else self._idle()
             if self.pins:
                 self.replayed(uses, timeline)
             else:
@@ -249,20 +298,15 @@ class Lease(Pinnable):
     ) -> None:
         if self._tensors is None:
             return
-        block = self._block
-        if (
-            self.uses is None
-            and block is not None
-            and block.lent is self._tensors
-            and not self.pins
-            and self._works is None
-            and self._held[-1] is self
-        ):
+        held = self._held
+        if self._state == PLAIN and held[-1] is self:
             # One stream kept it to itself. Read before anything else is enqueued, the epoch covers every use so far: a
             # thread that records on this stream closes the epoch before its record.
-            block.epoch = self.request.epochs[self.stream.id]
+            block: Block = self._block  # type: ignore[assignment]
+            block.epoch = self.request.epochs[block.clock]
             self._tensors = None
-            del self._held[-1]
+            self._state = IDLE
+            del held[-1]
             block.shelf.append(block)  # type: ignore[union-attr]
         else:
             self.release()
@@ -271,11 +315,12 @@ class Lease(Pinnable):
         if self._tensors is None:
             uses, self.replays = self.replays or {}, None
             self._give_back(uses)
-            self.events = None
+            self._state = self._idle()
 
     def outlived_capture(self) -> None:
         """The capture it was taken in has ended: its bytes are the graph's, and nothing is left to release."""
         self._tensors = None
+        self._state = self._idle()
         if self in self._held:
             self._held.remove(self)
 
@@ -321,7 +366,8 @@ def lease_type(layout: Layout) -> type[Lease]:
     """The lease of a layout: its tensors are properties, which read several times faster than ``__getattr__``."""
     found = _TYPES.get(layout)
     if found is None:
-        names = {name: _tensor(name, position) for position, name in enumerate(layout.specs)}
+        names: dict[str, Any] = {name: _tensor(name, position) for position, name in enumerate(layout.specs)}
+        names["__slots__"] = ()
         found = _TYPES[layout] = type("Lease", (Lease,), names)
     return found
 

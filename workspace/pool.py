@@ -55,7 +55,7 @@ class Pool:
             shelf = request.shelves[stream.key] = Shelf()
             self._shelves.add(shelf)
         block.shelf, block.stream = shelf, stream
-        block.epoch = block.uses[stream.id]
+        block.clock, block.epoch = stream.id, block.uses[stream.id]
         # With something between lease and strategy, a lease must not return the block by itself.
         block.lent = block.views.get(request, []) if request.ready is request.shelves else []
         shelf.append(block)

@@ -21,11 +21,15 @@ if TYPE_CHECKING:
 class Single(Pinnable):
     """Bytes of one tensor on loan until its storage dies, views included. Not held by a thread: uses are declared."""
 
+    __slots__ = ("address", "block", "dead", "nbytes", "offset", "provider", "workspace")
+
     def __init__(
         self, workspace: Workspace, stream: Stream, provider: WorkspaceProvider, block: Block, request: Request
     ) -> None:
         self.workspace = workspace
         self.stream = stream
+        self.uses = self.replays = self.events = None
+        self.pins = 0
         self.provider = provider
         self.block = block
         self.offset = request.start(block.address)

@@ -38,6 +38,8 @@ from workspace.snapshot import Snapshot, take_snapshot
 from workspace.streams import CURRENT, Stream
 from workspace.timeline import Timeline
 
+new_lease = Lease.of
+
 Result = TypeVar("Result")
 
 REQUESTS_KEPT = 16384
@@ -135,12 +137,11 @@ class Workspace:
         # The key holds the values only, which is all that differs from call to call at one place in the model.
         if request is None or request.dims != dims or zero:
             request = self._request(layout, zero, dims)
-        lease = request.lease_type(request)
         if stream is not CURRENT:
             if stream is None:
                 raise StreamError("stream=None", "omit the argument for the caller's current stream, or pass a stream")
-            lease.asked = stream
-        return lease
+            return Lease.of(request).on(stream)
+        return new_lease(request)
 
     def acquire(self, layout: Layout, /, *, stream: object = CURRENT, zero: bool = False, **dims: int) -> Lease:
         """As `lease`, acquired at once; the caller releases."""

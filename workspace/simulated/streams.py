@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from workspace.errors import StreamError
@@ -68,6 +70,8 @@ class StreamTable(dict[int, StreamState]):
         self._by_handle: dict[int, StreamState] = {}
         self._free_handles: list[int] = []
         self._local = _Current()
+        # A call of C alone: every acquire makes it.
+        self.current: Callable[[], int] = partial(getattr, self._local, "key")
         self._next = 1
         self.blocking: list[StreamState] = []
         self._names: dict[int, str] = {DEFAULT: "default"}
@@ -83,10 +87,6 @@ class StreamTable(dict[int, StreamState]):
     def name_of(self, key: int) -> str:
         """The name a stream has or had."""
         return self._names.get(key, f"stream {key}")
-
-    def current(self) -> int:
-        """Key of the calling thread's current stream."""
-        return self._local.key
 
     def set_current(self, key: int) -> None:
         self._local.key = self[key].key
