@@ -75,9 +75,7 @@ def machine() -> dict[str, str]:
     import torch
 
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    gpu, driver = (
-        subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0].split(", ")
-    )
+    gpu, driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0].split(", ")
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "gpu": gpu,

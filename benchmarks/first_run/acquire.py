@@ -61,8 +61,7 @@ class Prototype:
     def _make(self, stream: int) -> _Block:
         buffer = self._driver.alloc(64 << 10, stream)
         tensors = [
-            self._driver.tensor(buffer, 16384 * index, shape, dtype)
-            for index, (shape, dtype) in enumerate(INDEXER_Q)
+            self._driver.tensor(buffer, 16384 * index, shape, dtype) for index, (shape, dtype) in enumerate(INDEXER_Q)
         ]
         return _Block(tuple(tensors), stream)
 

@@ -37,9 +37,7 @@ STATEMENTS = {
     "unboxed, returning form, autograd fallthrough": f"unboxed_through_returning({_SEVEN})",
     "unboxed, out form, autograd fallthrough, checks": f"unboxed_through_checked_out({_TEN})",
     "unboxed, one tensor, autograd fallthrough": "unboxed_through_one(a)",
-    "unboxed, out form, autograd fallthrough, through torch.ops": (
-        f"ops.calling_unboxed_through.out({_TEN})"
-    ),
+    "unboxed, out form, autograd fallthrough, through torch.ops": (f"ops.calling_unboxed_through.out({_TEN})"),
     "unboxed, out form, autograd fallthrough, C function kept": f"unboxed_function({_TEN})",
     "boxed, out form, autograd fallthrough, C function kept": f"boxed_function({_TEN})",
     "unboxed, two tensor lists, autograd fallthrough": (
@@ -83,10 +81,7 @@ STATEMENTS = {
 
 def tensors(device: torch.device) -> dict[str, torch.Tensor]:
     """Seven inputs and the three outputs of the indexer-q stage, T = 2."""
-    made = {
-        name: torch.randn(TOKENS, 64, 128, device=device, dtype=torch.bfloat16)
-        for name in "a b c d e f g".split()
-    }
+    made = {name: torch.randn(TOKENS, 64, 128, device=device, dtype=torch.bfloat16) for name in "a b c d e f g".split()}
     made["q"] = torch.empty(TOKENS, 64, 64, device=device, dtype=torch.uint8)
     made["scale"] = torch.empty(TOKENS, 64, 4, device=device, dtype=torch.uint8)
     made["w"] = torch.empty(TOKENS, 64, device=device, dtype=torch.float32)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from workspace.cuda import CudaDriver, cuda_driver
-from workspace.errors import CaptureError
+from workspace.errors import CaptureError, WorkspaceError
 
 NBYTES = 16 << 20
 DELAY = 100_000_000
@@ -190,6 +190,26 @@ SCENARIOS = {
 }
 
 
+def trim_while_torch_captures(driver: CudaDriver) -> str:
+    """Whether cached memory can be returned while one of torch's captures is open, and the capture goes on."""
+    stream = driver.new_stream("main")
+    block = driver.alloc(NBYTES, stream)
+    driver.alloc(NBYTES * 32, 0)
+    driver.begin_capture(stream)
+    driver.memset(block.address, NBYTES, 1, stream)
+    outcome = "passes"
+    try:
+        driver.trim()
+    except WorkspaceError as error:
+        outcome = str(error).splitlines()[0][:200]
+    try:
+        driver.end_capture(stream).launch(stream)
+    except WorkspaceError:
+        return f"{outcome}, capture broken"
+    driver.synchronize()
+    return f"{outcome}, capture intact"
+
+
 def broken_capture(driver: CudaDriver) -> dict[str, str]:
     """Does freed memory with a recorded use come back after a capture that broke, cleaned up after or not?"""
     return {
@@ -245,5 +265,6 @@ def measure() -> dict[str, Any]:
             "fenced": ["intact" if scenario(driver, True) else "corrupt" for _ in range(2)],
             "control": ["intact" if scenario(driver, False) else "corrupt" for _ in range(2)],
         }
+    results["trim while torch captures"] = trim_while_torch_captures(driver)
     results["torch's allocator after a broken capture"] = broken_capture(driver)
     return results

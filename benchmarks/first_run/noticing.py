@@ -228,20 +228,6 @@ def status_of_a_broken_capture(driver: CudaDriver) -> dict[str, Any]:
     return {"code": code, "status": status, "info code": info, "identity kept": still == identity}
 
 
-def trim_while_torch_captures(driver: CudaDriver) -> str:
-    """Whether torch's empty_cache can be called at all while one of its captures is open."""
-    stream = driver.new_stream("main")
-    driver.begin_capture(stream)
-    try:
-        with driver._lib.relaxed():
-            torch.cuda.empty_cache()
-        outcome = "passes"
-    except RuntimeError as error:
-        outcome = str(error).splitlines()[0][:200]
-    driver.abort_capture(stream)
-    return outcome
-
-
 def release_of_a_graph(driver: CudaDriver) -> dict[str, Any]:
     """When the user object signals: after a reset at rest, and after a reset with a launch in flight."""
     results: dict[str, Any] = {}
@@ -281,6 +267,5 @@ def measure() -> dict[str, Any]:
         "costs": costs(driver),
         "release of a graph": release_of_a_graph(driver),
         "status of a broken capture": status_of_a_broken_capture(driver),
-        "empty_cache while torch captures": trim_while_torch_captures(driver),
         "calls during a capture": who_breaks_a_capture(driver),
     }

@@ -314,9 +314,7 @@ class TestTensors:
         assert (tensor.shape, tensor.stride()) == (shape, torch.empty(shape).stride())
 
     @pytest.mark.parametrize(("offset", "shape"), [(-4, (1,)), (1024, (1,)), (0, (257,)), (2, (1,))])
-    def test_bytes_outside_the_buffer_or_misaligned_are_refused(
-        self, offset: int, shape: tuple[int, ...]
-    ) -> None:
+    def test_bytes_outside_the_buffer_or_misaligned_are_refused(self, offset: int, shape: tuple[int, ...]) -> None:
         made, buffer = _memory()
         with pytest.raises(SizeError, match="does not fit"):
             made.tensor(buffer, offset, shape, torch.float32, None)

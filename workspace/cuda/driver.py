@@ -135,10 +135,7 @@ class CudaDriver:
         """CUDA keeps no access log."""
 
     def trim(self) -> None:
-        """``empty_cache``. Refused while any capture is open: torch asserts that none is."""
         self._graphs.releases.poll()
-        if self._graphs.capturing:
-            raise CaptureError("cached memory cannot be returned while a capture is open", "trim after it has ended")
         self._memory.trim()
 
     # -- captures and graphs ---------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Captured graphs: begin, end, abort, launch, and what torch leaves undone when a capture fails."""
+"""Captures on one device: begin, end, abort, and what torch leaves undone when one fails."""
 
 from __future__ import annotations
 
@@ -10,58 +10,12 @@ from typing import Any
 import torch
 
 from workspace.cuda.captures import install
-from workspace.cuda.libcuda import STICKY, LibCuda
+from workspace.cuda.graph import CapturedGraph
+from workspace.cuda.libcuda import BROKEN, STICKY, LibCuda
 from workspace.cuda.memory import torch_failure
 from workspace.cuda.releases import Release, Releases
 from workspace.cuda.streams import Streams
-from workspace.errors import CaptureError, GraphError, WorkspaceError
-
-
-class CapturedGraph:
-    """One instantiated graph of torch's.
-
-    Attributes
-    ----------
-    capture
-        Identity of the capture that made it.
-    raw
-        The ``torch.cuda.CUDAGraph``; None once a graph this library did not begin has been collected.
-    """
-
-    def __init__(self, owner: Graphs, capture: int, release: Release, raw: Callable[[], Any]) -> None:
-        self._owner = owner
-        self._raw = raw
-        self.release = release
-        self.capture = capture
-
-    @property
-    def raw(self) -> torch.cuda.CUDAGraph | None:
-        graph: torch.cuda.CUDAGraph | None = self._raw()
-        return graph
-
-    def launch(self, stream: int) -> None:
-        """Enqueue the graph on a stream, through torch so that random generators advance."""
-        graph = self._alive()
-        try:
-            if self._owner.is_current(stream):
-                graph.replay()
-            else:
-                with self._owner.on(stream):
-                    graph.replay()
-        except RuntimeError as error:
-            raise torch_failure(error, "CUDAGraph.replay", capture=self.capture, stream=stream) from error
-
-    def reset(self) -> None:
-        """Destroy the graph. Launches in flight finish; its release is seen at a later poll."""
-        graph = self._raw()
-        if graph is not None:
-            graph.reset()
-
-    def _alive(self) -> torch.cuda.CUDAGraph:
-        graph = self.raw
-        if graph is None or self.release.over:
-            raise GraphError(f"the graph of capture {self.capture} is gone", "keep it, and capture it again")
-        return graph
+from workspace.errors import CaptureBroken, CaptureError, WorkspaceError
 
 
 class _Own:
@@ -95,6 +49,8 @@ class Graphs:
         self._lib = lib
         self._streams = streams
         self._index = index
+        self._handles = streams.handles
+        self._is_capturing = lib.cuStreamIsCapturing
         self._own: dict[int, _Own] = {}
         self._begun: dict[int, _Own] = {}
         self._open: dict[int, _Open] = {}
@@ -112,14 +68,27 @@ class Graphs:
         # The legacy default stream cannot capture, and asking it can fail while another stream does.
         if stream == 0:
             return 0
-        handle = self._streams.handle(stream)
-        code, status = self._lib.capture_status(handle)
-        if not code and not status:
+        handle = self._handles.get(stream) or self._streams.handle(stream)
+        status, address = self._lib.out.status
+        code = self._is_capturing(handle, address)
+        if code:
+            self._lib.check(code, "cuStreamIsCapturing", stream=stream)
+        if not status.value:
             return 0
-        if not code:
-            code, identity, _ = self._lib.capture_info(handle)
+        return self._identity(stream, handle)
+
+    def _identity(self, stream: int, handle: int) -> int:
+        code, identity, _ = self._lib.capture_info(handle)
         self._lib.check(code, "cuStreamGetCaptureInfo", stream=stream)
-        return identity
+        if identity:
+            return identity
+        # CUDA forgets the identity of a capture that broke, but what was lent in it has to be taken back.
+        for opened in list(self._open.values()):
+            if opened.key == stream or self._lib.capture_status(self._streams.handle(opened.key))[1] == BROKEN:
+                return opened.capture
+        raise CaptureBroken(
+            f"stream {stream} is part of a broken capture that torch did not begin", "end that capture first"
+        )
 
     # -- this library's captures ---------------------------------------------------------------------------
     def begin(self, stream: int, share: CapturedGraph | None, mode: str) -> int:
@@ -179,7 +148,8 @@ class Graphs:
     def _forget(self, pool: Any) -> None:
         """Close the allocator's side of a capture that failed, which torch 2.11 leaves open.
 
-        Left open, every later ``empty_cache`` of the process fails an internal assertion.
+        Left open, the allocator believes in a capture for good and looks at no event any more: bytes freed after a
+        recorded use on another stream never come back.
         """
         try:
             torch._C._cuda_endAllocateToPool(self._index, pool)

@@ -6,7 +6,7 @@ import ctypes
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
+from ctypes import POINTER, addressof, byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 from typing import Any
 
 from workspace.errors import CaptureBroken, DriverError, Unsupported
@@ -24,6 +24,8 @@ STICKY = frozenset({214, 220, 221, 700, 702, 710, 714, 715, 716, 717, 718, 719, 
 EVENT_DISABLE_TIMING = 2
 STREAM_NON_BLOCKING = 1
 CAPTURE_RELAXED = 2
+BROKEN = 2
+"""Status of a stream whose capture was invalidated and has not been ended."""
 USER_OBJECT_NO_DESTRUCTOR_SYNC = 1
 GRAPH_USER_OBJECT_MOVE = 1
 
@@ -37,12 +39,12 @@ _SIGNATURES: dict[str, list[Any]] = {
     "cuCtxPushCurrent_v2": [c_void_p],
     "cuCtxPopCurrent_v2": [POINTER(c_void_p)],
     "cuCtxSynchronize": [],
-    "cuThreadExchangeStreamCaptureMode": [POINTER(c_int)],
+    "cuThreadExchangeStreamCaptureMode": [c_void_p],
     "cuStreamCreate": [POINTER(c_void_p), c_uint],
     "cuStreamDestroy_v2": [c_void_p],
     "cuStreamGetId": [c_void_p, POINTER(c_uint64)],
     "cuStreamGetCtx": [c_void_p, POINTER(c_void_p)],
-    "cuStreamIsCapturing": [c_void_p, POINTER(c_int)],
+    "cuStreamIsCapturing": [c_void_p, c_void_p],
     "cuStreamSynchronize": [c_void_p],
     "cuStreamBeginCapture_v2": [c_void_p, c_int],
     "cuStreamEndCapture": [c_void_p, POINTER(c_void_p)],
@@ -67,13 +69,14 @@ _CAPTURE_INFO = {  # The same call under the name of each era: CUDA 12.3 added e
 
 
 class _Out(threading.local):
-    """Each thread's own places for results: making them anew costs more than the calls of the hot path."""
+    """Each thread's own places for results, with their addresses: making them anew, or passing them by reference,
+    costs more than the calls of the hot path.
+    """
 
     def __init__(self) -> None:
-        self.mode = c_int(CAPTURE_RELAXED)
-        self.status = c_int(0)
-        self.mode_reference = byref(self.mode)
-        self.status_reference = byref(self.status)
+        mode, status = c_int(CAPTURE_RELAXED), c_int(0)
+        self.mode = mode, addressof(mode)
+        self.status = status, addressof(status)
 
 
 class LibCuda:
@@ -93,7 +96,7 @@ class LibCuda:
         for name, arguments in _SIGNATURES.items():
             setattr(self, name, self._function(name, arguments))
         self._capture_info, self._capture_info_length = self._find_capture_info()
-        self._out = _Out()
+        self.out = _Out()
         code = self.cuInit(0)
         if code:
             raise Unsupported(
@@ -125,19 +128,20 @@ class LibCuda:
 
     def capture_status(self, stream: int) -> tuple[int, int]:
         """Code, and 0: the stream is not capturing, 1: it is, 2: it is and the capture is broken."""
-        out = self._out
-        code = self.cuStreamIsCapturing(stream, out.status_reference)
-        return code, out.status.value
+        status, address = self.out.status
+        code = self.cuStreamIsCapturing(stream, address)
+        return code, status.value
 
     def relaxed_call(self, function: Callable[[int], int], argument: int) -> int:
         """`relaxed` around one call, without the price of a context manager."""
-        out = self._out
-        out.mode.value = CAPTURE_RELAXED
-        self.cuThreadExchangeStreamCaptureMode(out.mode_reference)
+        mode, address = self.out.mode
+        mode.value = CAPTURE_RELAXED
+        exchange = self.cuThreadExchangeStreamCaptureMode
+        exchange(address)
         try:
             return function(argument)
         finally:
-            self.cuThreadExchangeStreamCaptureMode(out.mode_reference)
+            exchange(address)
 
     def capture_info(self, stream: int) -> tuple[int, int, int]:
         """Code, identity (0: not capturing) and ``CUgraph`` of the capture a stream is part of."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import weakref
 from collections.abc import Callable
@@ -111,7 +112,8 @@ class Memory:
         on_death: Callable[[], None] | None,
     ) -> torch.Tensor:
         """A contiguous tensor whose storage is exactly its bytes of the buffer; see `Driver.tensor`."""
-        nbytes = math.prod(shape) * dtype.itemsize
+        elements, strides = contiguous(shape)
+        nbytes = elements * dtype.itemsize
         if offset < 0 or offset + nbytes > buffer.nbytes or (buffer.address + offset) % dtype.itemsize:
             raise SizeError(
                 f"a {dtype} tensor {shape} at byte {offset} does not fit a buffer of {buffer.nbytes} bytes",
@@ -126,16 +128,16 @@ class Memory:
         _living.add(death)
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):  # an inference tensor could not be saved or versioned later
-                return self._over(storage, shape, dtype)
-        return self._over(storage, shape, dtype)
+                return self._over(storage, shape, strides, dtype)
+        return self._over(storage, shape, strides, dtype)
 
-    def _over(self, storage: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def _over(self, storage: Any, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         if self._construct is None:
             empty = torch.empty(0, dtype=dtype, device=self._device)
-            return empty.set_(storage, 0, shape, contiguous_strides(shape))
+            return empty.set_(storage, 0, shape, strides)
         described = {
             "size": shape,
-            "stride": contiguous_strides(shape),
+            "stride": strides,
             "storage_offset": 0,
             "dtype": dtype,
             "device": self._device,
@@ -152,17 +154,21 @@ class Memory:
         memory.record_stream(self._streams.torch_stream(stream))
 
     def trim(self) -> None:
-        with self._lib.relaxed():
-            torch.cuda.empty_cache()
+        try:
+            with self._lib.relaxed():
+                torch.cuda.empty_cache()
+        except RuntimeError as error:
+            raise torch_failure(error, "torch.cuda.empty_cache") from error
 
 
-def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides in elements of a contiguous tensor; size 0 counts as 1, as torch does it."""
+@functools.lru_cache(maxsize=4096)
+def contiguous(shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+    """Element count and strides of a contiguous tensor; in strides size 0 counts as 1, as in torch."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)
         step *= max(size, 1)
-    return tuple(reversed(strides))
+    return math.prod(shape), tuple(reversed(strides))
 
 
 def torch_failure(error: RuntimeError, verb: str, **values: object) -> DriverError | CaptureBroken:

@@ -1,0 +1,62 @@
+"""One captured graph: launch, reset, and whether it is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from workspace.cuda.memory import torch_failure
+from workspace.cuda.releases import Release
+from workspace.errors import GraphError
+
+if TYPE_CHECKING:
+    from workspace.cuda.graphs import Graphs
+
+
+class CapturedGraph:
+    """One instantiated graph of torch's.
+
+    Attributes
+    ----------
+    capture
+        Identity of the capture that made it.
+    raw
+        The ``torch.cuda.CUDAGraph``; None once a graph this library did not begin has been collected.
+    """
+
+    def __init__(self, owner: Graphs, capture: int, release: Release, raw: Callable[[], Any]) -> None:
+        self._owner = owner
+        self._raw = raw
+        self.release = release
+        self.capture = capture
+
+    @property
+    def raw(self) -> torch.cuda.CUDAGraph | None:
+        graph: torch.cuda.CUDAGraph | None = self._raw()
+        return graph
+
+    def launch(self, stream: int) -> None:
+        """Enqueue the graph on a stream, through torch so that random generators advance."""
+        graph = self._alive()
+        try:
+            if self._owner.is_current(stream):
+                graph.replay()
+            else:
+                with self._owner.on(stream):
+                    graph.replay()
+        except RuntimeError as error:
+            raise torch_failure(error, "CUDAGraph.replay", capture=self.capture, stream=stream) from error
+
+    def reset(self) -> None:
+        """Destroy the graph. Launches in flight finish; its release is seen at a later poll."""
+        graph = self._raw()
+        if graph is not None:
+            graph.reset()
+
+    def _alive(self) -> torch.cuda.CUDAGraph:
+        graph = self.raw
+        if graph is None or self.release.over:
+            raise GraphError(f"the graph of capture {self.capture} is gone", "keep it, and capture it again")
+        return graph
