@@ -11,36 +11,15 @@ Nodes arrive in host order, which is compatible with every order of the device.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
 
+from workspace.simulated.frontier import Conflict, Segment, keep_racing, overlaps, races, strip
 from workspace.simulated.node import Node, Range
 from workspace.simulated.order import Clock, Point, knows
 
 FIRST_COMPACTION = 1024
-
-
-class Conflict(NamedTuple):
-    """Two accesses to the same bytes, at least one a write, that no edge orders."""
-
-    prior: Node
-    node: Node
-    start: int
-    end: int
-    prior_writes: bool
-    writes: bool
-
-
-class Segment:
-    """Bytes with one frontier; an end of -1 marks one that is no longer part of the map."""
-
-    __slots__ = ("end", "reads", "start", "writes")
-
-    def __init__(self, start: int, end: int, writes: tuple[Node, ...], reads: tuple[Node, ...]) -> None:
-        self.start = start
-        self.end = end
-        self.writes = writes
-        self.reads = reads
+RECENT = 4096
 
 
 class AccessLog:
@@ -49,7 +28,16 @@ class AccessLog:
     Parameters
     ----------
     found
-        Receives each conflict between a new access and one on the frontier.
+        Receives each access on the frontier that a new one conflicts with, and returns False if it knows the
+        pair. Otherwise it also gets each conflict of the new access with one of the last 4096 nodes.
+
+    Attributes
+    ----------
+    recent
+        The nodes logged last.
+    crowded
+        Whether `compact` is due. The bound doubles with what is kept, so that its cost is constant per
+        access.
     """
 
     def __init__(self, found: Callable[[Conflict], object]) -> None:
@@ -58,28 +46,32 @@ class AccessLog:
         self._segments: list[Segment] = []
         self._exact: dict[Range, Segment] = {}
         self._limit = FIRST_COMPACTION
+        self.crowded = False
+        self.recent: deque[Node] = deque(maxlen=RECENT)
 
     def __len__(self) -> int:
         return len(self._segments)
 
     def add(self, node: Node) -> None:
         """Log a node's accesses."""
+        self.recent.append(node)
+        exact = self._exact
         for key in node.reads:
-            segment = self._exact.get(key)
+            segment = exact.get(key)
             if segment is not None and segment.start == key[0] and segment.end == key[0] + key[1]:
                 self._read(segment, node)
             else:
                 self._read_range(key, node)
         for key in node.writes:
-            segment = self._exact.get(key)
-            if segment is not None and segment.start == key[0] and segment.end == key[0] + key[1]:
-                if self._conflicts(segment, node, segment.start, segment.end):
-                    self._keep_racing(segment, node)
-                else:
-                    segment.writes = (node,)
-                    segment.reads = ()
-            else:
+            segment = exact.get(key)
+            if segment is None or segment.start != key[0] or segment.end != key[0] + key[1]:
                 self._write_range(key, node)
+            elif races(segment, node):
+                self._race(segment, node, segment.start, segment.end)
+                keep_racing(segment, node)
+            else:
+                segment.writes = (node,)
+                segment.reads = ()
 
     def forget(self, start: int, end: int) -> None:
         """Drop the history of bytes that went back to the device."""
@@ -114,10 +106,7 @@ class AccessLog:
         self._starts = [segment.start for segment in kept]
         self._exact = {}
         self._limit = max(FIRST_COMPACTION, 2 * len(kept))
-
-    def full(self) -> bool:
-        """Whether a compaction is due; doubling makes its cost constant per access."""
-        return len(self._segments) > self._limit or len(self._exact) > 4 * self._limit
+        self.crowded = False
 
     def streams(self) -> set[int]:
         """Streams that some frontier names."""
@@ -127,19 +116,29 @@ class AccessLog:
         stream, clock = node.stream, node.clock
         for prior in segment.writes:
             if prior.stream != stream and clock.get(prior.stream, 0) < prior.position:
-                self._found(Conflict(prior, node, segment.start, segment.end, True, False))
+                self._report(Conflict(prior, node, segment.start, segment.end, True, False))
         reads = segment.reads
-        if not reads or (len(reads) == 1 and reads[0].stream == stream):
-            segment.reads = (node,)
-        else:
+        if reads and (reads[0].stream != stream or len(reads) > 1):
             segment.reads = (*(r for r in reads if not knows(stream, clock, r.stream, r.position)), node)
+        else:
+            segment.reads = (node,)
 
     def _read_range(self, key: Range, node: Node) -> None:
         start, end = key[0], key[0] + key[1]
-        i, j = self._carve(start, end)
+        i, j = self._overlapped(start, end)
+        segments = self._segments
+        if j == i + 1 and segments[i].start == start and segments[i].end == end:
+            self._read(segments[i], node)
+            self._remember(key, segments[i])
+            return
+        if i < j and segments[i].start < start:
+            self._split(i, start)
+            i, j = i + 1, j + 1
+        if i < j and segments[j - 1].end > end:
+            self._split(j - 1, end)
         pieces: list[Segment] = []
         at = start
-        for segment in self._segments[i:j]:
+        for segment in segments[i:j]:
             if segment.start > at:
                 pieces.append(Segment(at, segment.start, (), (node,)))
             self._read(segment, node)
@@ -148,56 +147,69 @@ class AccessLog:
         if at < end:
             pieces.append(Segment(at, end, (), (node,)))
         if len(pieces) != j - i:
-            self._segments[i:j] = pieces
+            segments[i:j] = pieces
             self._starts[i:j] = [piece.start for piece in pieces]
         if len(pieces) == 1:
-            self._exact[key] = pieces[0]
-
-    def _conflicts(self, segment: Segment, node: Node, start: int, end: int) -> bool:
-        """Report each access on a frontier that a write by `node` is not ordered after."""
-        stream, clock = node.stream, node.clock
-        racing = False
-        for prior in segment.writes:
-            if prior.stream != stream and clock.get(prior.stream, 0) < prior.position:
-                racing = True
-                self._found(
-                    Conflict(prior, node, max(start, segment.start), min(end, segment.end), True, True)
-                )
-        for prior in segment.reads:
-            if prior.stream != stream and clock.get(prior.stream, 0) < prior.position:
-                racing = True
-                self._found(
-                    Conflict(prior, node, max(start, segment.start), min(end, segment.end), False, True)
-                )
-        return racing
-
-    def _keep_racing(self, segment: Segment, node: Node) -> None:
-        """A racing write does not come after what it races with: both stay on the frontier."""
-        stream, clock = node.stream, node.clock
-        segment.writes = (
-            *(p for p in segment.writes if not knows(stream, clock, p.stream, p.position)),
-            node,
-        )
-        segment.reads = tuple(p for p in segment.reads if not knows(stream, clock, p.stream, p.position))
+            self._remember(key, pieces[0])
+        elif len(self._starts) > self._limit:
+            self.crowded = True
 
     def _write_range(self, key: Range, node: Node) -> None:
         start, end = key[0], key[0] + key[1]
-        i, j = self._overlapped(start, end)
-        racing = False
-        for segment in self._segments[i:j]:
-            racing |= self._conflicts(segment, node, start, end)
-        i, j = self._carve(start, end)
-        if not racing:
+        starts, segments = self._starts, self._segments
+        stream, known = node.stream, node.clock.get
+        i = bisect_right(starts, start)
+        if i and segments[i - 1].end > start:
+            i -= 1
+        j, count = i, len(starts)
+        while j < count and starts[j] < end:  # `races`, in place: half the cost of a logged launch is here
+            segment = segments[j]
+            for prior in segment.writes:
+                if prior.stream != stream and known(prior.stream, 0) < prior.position:
+                    self._write_racing(start, end, node)
+                    return
+            for prior in segment.reads:
+                if prior.stream != stream and known(prior.stream, 0) < prior.position:
+                    self._write_racing(start, end, node)
+                    return
+            j += 1
+        if i < j:
+            first, last = segments[i], segments[j - 1]
+            if first.start < start:
+                if first.end > end:
+                    self._split(i, end)
+                first.end = start
+                i += 1
+            if i < j and last.end > end:
+                last.start = starts[j - 1] = end
+                j -= 1
+        if j == i + 1:
+            fresh = segments[i]
+            fresh.start = starts[i] = start
+            fresh.end, fresh.writes, fresh.reads = end, (node,), ()
+        else:
             fresh = Segment(start, end, (node,), ())
-            self._replace(i, j, [fresh])
-            self._exact[key] = fresh
-            return
+            for segment in segments[i:j]:
+                segment.end = -1
+            segments[i:j] = (fresh,)
+            starts[i:j] = (start,)
+        self._remember(key, fresh)
+
+    def _remember(self, key: Range, segment: Segment) -> None:
+        """This range is this segment, until the segment's ends move."""
+        self._exact[key] = segment
+        if len(self._exact) > 4 * self._limit or len(self._starts) > self._limit:
+            self.crowded = True
+
+    def _write_racing(self, start: int, end: int, node: Node) -> None:
+        i, j = self._carve(start, end)
         pieces: list[Segment] = []
         at = start
         for segment in self._segments[i:j]:
             if segment.start > at:
                 pieces.append(Segment(at, segment.start, (node,), ()))
-            self._keep_racing(segment, node)
+            self._race(segment, node, start, end)
+            keep_racing(segment, node)
             pieces.append(segment)
             at = segment.end
         if at < end:
@@ -205,13 +217,34 @@ class AccessLog:
         self._segments[i:j] = pieces
         self._starts[i:j] = [piece.start for piece in pieces]
 
+    def _race(self, segment: Segment, node: Node, start: int, end: int) -> None:
+        """Report each access on a frontier that a write by `node` does not come after."""
+        start, end = max(start, segment.start), min(end, segment.end)
+        for priors, prior_writes in ((segment.writes, True), (segment.reads, False)):
+            for prior in priors:
+                if not knows(node.stream, node.clock, prior.stream, prior.position):
+                    self._report(Conflict(prior, node, start, end, prior_writes, True))
+
+    def _report(self, conflict: Conflict) -> None:
+        """Pass on a conflict; when it is news, also those with recent accesses no longer on the frontier."""
+        if self._found(conflict) is False:
+            return
+        node = conflict.node
+        for prior in self.recent:
+            if knows(node.stream, node.clock, prior.stream, prior.position):
+                continue
+            for start, end, prior_writes, writes in overlaps(prior, node):
+                if prior is not conflict.prior or writes != conflict.writes or not start <= conflict.start < end:
+                    self._found(Conflict(prior, node, start, end, prior_writes, writes))
+
     def _overlapped(self, start: int, end: int) -> tuple[int, int]:
         """Indices of the segments that share bytes with ``[start, end)``."""
-        i = bisect_right(self._starts, start) - 1
+        starts = self._starts
+        i = bisect_right(starts, start) - 1
         if i < 0 or self._segments[i].end <= start:
             i += 1
-        j = i
-        while j < len(self._starts) and self._starts[j] < end:
+        j, count = i, len(starts)
+        while j < count and starts[j] < end:
             j += 1
         return i, j
 
@@ -239,12 +272,3 @@ class AccessLog:
                 segment.end = -1
         self._segments[i:j] = pieces
         self._starts[i:j] = [piece.start for piece in pieces]
-
-
-def strip(segment: Segment, complete: Clock) -> bool:
-    """Drop entries that `complete` covers; whether any is left."""
-    get = complete.get
-    if any(get(node.stream, 0) >= node.position for node in (*segment.writes, *segment.reads)):
-        segment.writes = tuple(n for n in segment.writes if get(n.stream, 0) < n.position)
-        segment.reads = tuple(n for n in segment.reads if get(n.stream, 0) < n.position)
-    return bool(segment.writes or segment.reads)

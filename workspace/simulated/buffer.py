@@ -24,9 +24,7 @@ class Buffer:
 
     __slots__ = ("__weakref__", "_give_back", "address", "block", "nbytes", "stream")
 
-    def __init__(
-        self, nbytes: int, stream: int, block: Block | None, give_back: Callable[[Block], None]
-    ) -> None:
+    def __init__(self, nbytes: int, stream: int, block: Block | None, give_back: Callable[[Block], None]) -> None:
         self.address = 0 if block is None else block.address
         self.nbytes = nbytes
         self.stream = stream

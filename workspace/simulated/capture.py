@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-from workspace.simulated.access import AccessLog, Conflict
+from workspace.simulated.access import AccessLog
 from workspace.simulated.blocks import PrivatePool
 from workspace.simulated.events import Event
+from workspace.simulated.frontier import Conflict
 from workspace.simulated.node import Node, Range
 from workspace.simulated.order import Track
 
@@ -60,13 +61,11 @@ class Capture:
         reads: tuple[Range, ...],
         writes: tuple[Range, ...],
         fn: Callable[[], Any] | None,
-        site: tuple[Any, ...],
     ) -> Node:
         """A node at the end of a branch."""
         branch = self.branches[stream]
         branch.position += 1
         node = Node(stream, branch.position, branch.clock, kind, label, reads, writes, fn)
-        node.site = site
         node.deps = branch.ends
         branch.ends = (node,)
         self.nodes.append(node)

@@ -86,7 +86,7 @@ class Captures:
         """The streams of a capture are ordinary streams again."""
         capture.open = False
         del self._open[capture.id]
-        for state in self._streams:
+        for state in self._streams.values():
             if state.capture is capture:
                 state.capture = None
 
@@ -147,11 +147,7 @@ class Captures:
         if not self._open or self.is_relaxed():
             return
         me = threading.get_ident()
-        hit = [
-            c
-            for c in self._open.values()
-            if c.mode == "global" or (c.mode == "thread_local" and c.thread == me)
-        ]
+        hit = [c for c in self._open.values() if c.mode == "global" or (c.mode == "thread_local" and c.thread == me)]
         if hit:
             self.broken(
                 f"{verb} while capture {', '.join(str(c.id) for c in hit)} is in progress ({UNSUPPORTED})",

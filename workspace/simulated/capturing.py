@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from workspace.errors import CaptureError, GraphError
-from workspace.simulated.capture import Mode
+from workspace.simulated.capture import Capture, Mode
 from workspace.simulated.graph import SimulatedGraph
 from workspace.simulated.node import Node
 from workspace.simulated.storage import Storage
@@ -19,9 +19,7 @@ class Capturing(Storage):
 
     def __init__(self, *storage: Any) -> None:
         super().__init__(*storage)
-        self._watchers: list[
-            tuple[Callable[[int], None], Callable[[int, int], None], Callable[..., None]]
-        ] = []
+        self._watchers: list[tuple[Callable[[int], None], Callable[[int, int], None], Callable[..., None]]] = []
 
     def begin_capture(self, stream: int, mode: Mode = "global") -> int:
         """Begin a capture on a stream; return its identity."""
@@ -36,7 +34,8 @@ class Capturing(Storage):
 
     def end_capture(self, stream: int) -> SimulatedGraph:
         """The graph of the capture that began on the stream. Raises `CaptureBroken` if it is not valid."""
-        capture, graph = self.streams[stream].capture, None
+        capture = self.streams[stream].capture
+        graph = None
         try:
             with self.lock:
                 self.counters["end_capture"] += 1
@@ -44,7 +43,7 @@ class Capturing(Storage):
                 graph = SimulatedGraph(self, ended.id, ended.nodes, ended.conflicts, ended.private)
         finally:
             if capture is not None and not capture.open:
-                self._capture_over(stream, capture.id, graph)
+                self._capture_over(capture, graph)
         return graph
 
     def abort_capture(self, stream: int) -> None:
@@ -53,12 +52,9 @@ class Capturing(Storage):
             self.counters["end_capture"] += 1
             capture = self.streams[stream].capture
             if capture is None:
-                raise CaptureError(
-                    f"stream {stream} is not capturing", "abort a capture on one of its streams"
-                )
+                raise CaptureError(f"stream {stream} is not capturing", "abort a capture on one of its streams")
             self.captures.close(capture)
-            self.allocator.release_pool(capture.private)
-        self._capture_over(capture.origin, capture.id, None)
+        self._capture_over(capture, None)
 
     def capture_of(self, stream: int) -> int:
         """Identity of the capture a stream is part of, 0 outside."""
@@ -83,12 +79,14 @@ class Capturing(Storage):
         """See `workspace.driver.Driver.watch_captures`."""
         self._watchers.append((beginning, began, ended))
 
-    def _capture_over(self, stream: int, capture: int, graph: SimulatedGraph | None) -> None:
+    def _capture_over(self, capture: Capture, graph: SimulatedGraph | None) -> None:
         with self.lock:
+            if graph is None:
+                self.allocator.release_pool(capture.private)
             if not self.captures:
                 self.allocator.captures_over()
         for _, _, ended in self._watchers:
-            ended(stream, capture, graph)
+            ended(capture.origin, capture.id, graph)
 
     def launch_graph(self, graph: SimulatedGraph, stream: int) -> None:
         """Enqueue a whole graph: its branches start at the stream's end, and the stream goes on after them.
@@ -100,9 +98,7 @@ class Capturing(Storage):
             self.counters["graph_launch"] += 1
             state = self.streams[stream]
             if graph.released:
-                raise GraphError(
-                    f"{graph.name} was launched after reset", "keep the graph, or capture it again"
-                )
+                raise GraphError(f"{graph.name} was launched after reset", "keep the graph, or capture it again")
             if state.capture is not None:
                 state.capture.conflicts += graph.conflicts
                 self._one(state, graph, graph.run)
@@ -146,9 +142,7 @@ class Capturing(Storage):
             lane = lanes.get(node.stream)
             if lane is None:
                 lane = lanes[node.stream] = self.streams.fresh_key()
-            copy = Node(
-                lane, node.position, start.clock, node.kind, node.label, node.reads, node.writes, node.fn
-            )
+            copy = Node(lane, node.position, start.clock, node.kind, node.label, node.reads, node.writes, node.fn)
             copy.site, copy.graph = node.site, graph
             copy.deps = (start, *(copies[dep] for dep in node.deps))
             copies[node] = copy

@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from workspace.simulated.threads import Presence
 
 
-DONE: Callable[[], bool] = lambda: True  # noqa: E731
+FINISHED = Node(0, 0, {}, "launch", "finished")
+"""What `launch` returns when nobody will ask about the node: no log, and it has run."""
+FINISHED.done = True
 
 
 class Device(Capturing):
@@ -108,10 +110,20 @@ class Device(Capturing):
         """
         with self.lock:
             self.counters["launch"] += 1
-            state = self.state(stream)
-            if self.judge is None and not self.deferred:
-                return self.submit(state, "launch", label, fn=fn)
-            return self.submit(state, "launch", label, ranges_of(reads), ranges_of(writes), fn)
+            state = self.streams[self.streams.current() if stream is None else stream]
+            if self.judge is None and not self.deferred and state.capture is None and not self.streams.blocking:
+                self.tick += 1
+                if fn is not None:
+                    fn()
+                return FINISHED
+            return self.submit(
+                state,
+                "launch",
+                label,
+                ranges_of(reads) if reads else (),
+                ranges_of(writes) if writes else (),
+                fn,
+            )
 
     def memset(self, address: int, nbytes: int, value: int, stream: int | None = None) -> None:
         """Enqueue a fill with one byte value; a memory node when the stream is capturing."""
@@ -122,16 +134,14 @@ class Device(Capturing):
                 fill = self.memory.fill(address, nbytes, value)
                 self.submit(state, "memset", "memset", (), ((address, nbytes),), fill)
 
-    def drain(
-        self, until: Node | Callable[[], bool] | int | None = None, schedule: Schedule | None = None
-    ) -> None:
+    def drain(self, until: Node | Callable[[], bool] | int | None = None, schedule: Schedule | None = None) -> None:
         """Let the device run until a node is done, a stream (key) is idle, a condition holds, or to the end.
 
         Unlike `synchronize` it teaches the host nothing, so it changes no verdict.
         """
         with self.lock:
             if isinstance(until, int):
-                until = self.queue.last(until) or DONE
+                until = self.queue.last(until) or FINISHED
             self.queue.drain(until, schedule)
 
     def __enter__(self) -> Device:

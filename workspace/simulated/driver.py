@@ -45,9 +45,7 @@ class SimulatedDriver:
         if stream is None:
             raise StreamError("None is not a stream", "omit the argument to mean the caller's current stream")
         if isinstance(stream, Stream) and stream.device is not self.simulated:
-            raise StreamError(
-                f"{stream} belongs to another device", "pass a stream of this workspace's device"
-            )
+            raise StreamError(f"{stream} belongs to another device", "pass a stream of this workspace's device")
         number: Any = stream
         if hasattr(stream, "__cuda_stream__"):
             number = stream.__cuda_stream__()[1]

@@ -30,9 +30,7 @@ class Engine:
     `workspace.simulated.device` for how an executor plugs in.
     """
 
-    def __init__(
-        self, execution: Execution, log: bool, sites: bool, ahead: int, schedule: Schedule | None
-    ) -> None:
+    def __init__(self, execution: Execution, log: bool, sites: bool, ahead: int, schedule: Schedule | None) -> None:
         self.lock = threading.RLock()
         self.execution = execution
         self.deferred = execution == "deferred"
@@ -59,28 +57,34 @@ class Engine:
         graph: SimulatedGraph | None = None,
     ) -> Node:
         """Enqueue a node on a stream: run it, queue it, or add it to the stream's capture."""
-        site = call_site() if self.sites else ()
         if state.capture is not None:
             capture = self.captures.valid(state.capture, state.key)
-            node = capture.append(state.key, kind, label, reads, writes, fn, site)
+            node = capture.append(state.key, kind, label, reads, writes, fn)
             node.tick, node.graph = self.tick, graph
+            if self.sites:
+                node.site = call_site()
             return node
-        implicit = self.enter(state)
+        if state.seen != self.host.version or self.streams.blocking:
+            deps += self.enter(state)
         self.tick += 1
         state.position += 1
         node = Node(state.key, state.position, state.clock, kind, label, reads, writes, fn)
-        node.tick, node.site, node.graph = self.tick, site, graph
+        node.tick = self.tick
+        if graph is not None:
+            node.graph = graph
+        if self.sites:
+            node.site = call_site()
         if self.judge is not None:
-            self.judge.add(node)
-            if self.judge.log.full():
+            self.judge.log.add(node)
+            if self.judge.log.crowded:
                 self._compact(self.judge)
         if self.deferred:
-            node.deps = implicit + deps
+            node.deps = deps
             self.queue.push(node)
         else:
             node.done = True
             if fn is not None:
-                node.fn = None
+                node.fn = None  # a finished node keeps nothing alive
                 fn()
         return node
 
@@ -98,11 +102,13 @@ class Engine:
 
     def stamp(self, key: int) -> Stamp | None:
         """The present end of a stream; None if the stream is gone."""
-        state = self.streams.find(key)
+        state = self.streams.get(key)
         if state is None:
             return None
-        self.enter(state)
-        return Stamp(state.point(), self.tick, self.queue.last(key) if self.deferred else None)
+        if state.seen != self.host.version or self.streams.blocking:
+            self.enter(state)
+        node = self.queue.last(key) if self.deferred else None
+        return Stamp(key, state.position, state.clock, self.tick, node)
 
     def reached(self, stamp: Stamp) -> bool:
         """Whether the device got to a stamp."""
@@ -127,7 +133,7 @@ class Engine:
         """Block the host until the device is idle."""
         self.queue.drain()
         self._complete = self.tick
-        for state in self.streams:
+        for state in self.streams.values():
             self.host.learn(state.point())
 
     def _join_implicitly(self, state: StreamState) -> tuple[Node, ...]:
@@ -147,7 +153,7 @@ class Engine:
         gone = self.streams.forget(judge.streams())
         if gone:
             self.host.clock = without(self.host.clock, gone)
-            for state in self.streams:
+            for state in self.streams.values():
                 state.clock = without(state.clock, gone)
 
 

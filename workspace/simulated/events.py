@@ -6,29 +6,29 @@ from typing import TYPE_CHECKING
 
 from workspace.errors import DriverError
 from workspace.simulated.node import Node
-from workspace.simulated.order import Point
+from workspace.simulated.order import Clock, Point
 
 if TYPE_CHECKING:
     from workspace.simulated.capture import Capture
 
 
-class Stamp:
+class Stamp(Point):
     """A place in a stream's order that the device reaches at some time.
 
     Attributes
     ----------
-    point
-        The place, with what the stream knew there.
     tick
         Count of operations the host had enqueued on the device by then.
     node
         In deferred execution, the last node before the place (None: nothing was pending).
     """
 
-    __slots__ = ("node", "point", "tick")
+    __slots__ = ("node", "tick")
 
-    def __init__(self, point: Point, tick: int, node: Node | None) -> None:
-        self.point = point
+    def __init__(self, stream: int, position: int, clock: Clock, tick: int, node: Node | None) -> None:
+        self.stream = stream
+        self.position = position
+        self.clock = clock
         self.tick = tick
         self.node = node
 
@@ -45,32 +45,26 @@ class Event:
         self.ends: tuple[Node, ...] = ()
 
 
-class EventTable:
+class EventTable(dict[int, Event]):
     """Events by handle. Handles of freed events are not used again."""
 
     def __init__(self) -> None:
-        self._events: dict[int, Event] = {}
+        super().__init__()
         self._next = 1
 
-    def __len__(self) -> int:
-        return len(self._events)
-
-    def __getitem__(self, handle: int) -> Event:
-        event = self._events.get(handle)
-        if event is None:
-            raise DriverError(
-                f"event {handle!r} does not exist (cudaErrorInvalidResourceHandle)",
-                "use events from new_event() that were not freed",
-                event=handle,
-            )
-        return event
+    def __missing__(self, handle: int) -> Event:
+        raise DriverError(
+            f"event {handle!r} does not exist (cudaErrorInvalidResourceHandle)",
+            "use events from new_event() that were not freed",
+            event=handle,
+        )
 
     def add(self) -> int:
         handle = self._next
         self._next += 1
-        self._events[handle] = Event()
+        self[handle] = Event()
         return handle
 
     def remove(self, handle: int) -> None:
-        self[handle]
-        del self._events[handle]
+        self[handle]  # an unknown handle is refused
+        del self[handle]

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from workspace.errors import GraphError
-from workspace.simulated.access import Conflict
 from workspace.simulated.blocks import PrivatePool
+from workspace.simulated.frontier import Conflict
 from workspace.simulated.node import Node, Range
 from workspace.simulated.order import Point
 
@@ -111,9 +111,7 @@ class SimulatedGraph:
             for address, nbytes in node.writes if write else node.reads:
                 if address < end and start < address + nbytes:
                     return node.graph.touching(start, end, write) if node.graph is not None else node
-        raise GraphError(
-            f"{self.name} touches nothing in [{start:#x}, {end:#x})", "ask for bytes of its footprint"
-        )
+        raise GraphError(f"{self.name} touches nothing in [{start:#x}, {end:#x})", "ask for bytes of its footprint")
 
 
 def union(ranges: Iterable[Range]) -> tuple[Range, ...]:

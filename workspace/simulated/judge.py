@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
-from workspace.simulated.access import AccessLog, Conflict
-from workspace.simulated.node import Node
-from workspace.simulated.order import Point, knows
+from workspace.simulated.access import AccessLog
+from workspace.simulated.frontier import Conflict
+from workspace.simulated.node import Node, Range
+from workspace.simulated.order import Point
 from workspace.simulated.owners import Owners
-from workspace.simulated.race import Access, Race, frames, overlaps, touched
+from workspace.simulated.race import Access, Race, frames, touched
 
 if TYPE_CHECKING:
     from workspace.simulated.graph import SimulatedGraph
 
 Verdict = Literal["SAFE", "UNSAFE", "UNKNOWN"]
-HISTORY = 4096
 MOST_RACES = 10_000
 
 
@@ -37,17 +36,11 @@ class Judge:
 
     def __init__(self, names: Callable[[int], str]) -> None:
         self._names = names
-        self.log = AccessLog(self._found)
+        self.log = AccessLog(self._report)
         self.owners = Owners()
         self.unmodelled: list[str] = []
         self.dropped = 0
         self._races: dict[tuple[object, ...], Race] = {}
-        self._history: deque[Node] = deque(maxlen=HISTORY)
-
-    def add(self, node: Node) -> None:
-        """Check a node against everything before it."""
-        self.log.add(node)
-        self._history.append(node)
 
     def races(self) -> list[Race]:
         return list(self._races.values())
@@ -72,35 +65,15 @@ class Judge:
 
     def streams(self) -> set[int]:
         """Streams that a report may still mention."""
-        return self.log.streams() | {node.stream for node in self._history}
+        return self.log.streams() | {node.stream for node in self.log.recent}
 
-    def _found(self, conflict: Conflict) -> None:
-        if not self._report(conflict, ""):
-            return
-        node = conflict.node
-        for prior in self._history:
-            if knows(node.stream, node.clock, prior.stream, prior.position):
-                continue
-            for start, end, prior_writes, writes in overlaps(prior, node):
-                if prior is not conflict.prior or (start, end) != (conflict.start, conflict.end):
-                    self._report(Conflict(prior, node, start, end, prior_writes, writes), "")
-
-    def _report(self, conflict: Conflict, graph: str) -> bool:
+    def _report(self, conflict: Conflict, graph: str = "") -> bool:
         """Keep a race or count it; whether it is new."""
         prior, node, start, end, prior_writes, writes = conflict
-        first = _side(prior, start, end, prior_writes)
-        second = _side(node, start, end, writes)
-        key = (
-            first[0].label,
-            second[0].label,
-            prior.stream,
-            node.stream,
-            first[1],
-            second[1],
-            prior_writes,
-            writes,
-            graph,
-        )
+        first, first_range, start, end = side(prior, start, end, prior_writes)
+        second, second_range, start, end = side(node, start, end, writes)
+        streams = (prior.stream, node.stream)
+        key = (first.label, second.label, streams, first_range, second_range, prior_writes, writes, graph)
         race = self._races.get(key)
         if race is not None:
             race.count += 1
@@ -109,8 +82,8 @@ class Judge:
             self.dropped += 1
             return False
         self._races[key] = Race(
-            self._access(*first, prior, prior_writes, graph),
-            self._access(*second, node, writes, graph),
+            self._access(first, first_range, prior, prior_writes, graph),
+            self._access(second, second_range, node, writes, graph),
             start,
             end - start,
             node.clock.get(prior.stream, 0),
@@ -118,8 +91,7 @@ class Judge:
         )
         return True
 
-    def _access(self, inner: Node, extent: tuple[int, int], outer: Node, write: bool, graph: str) -> Access:
-        name = outer.graph.name if outer.graph is not None else graph
+    def _access(self, inner: Node, extent: Range, outer: Node, write: bool, graph: str) -> Access:
         return Access(
             stream=outer.stream,
             stream_name=self._names(outer.stream),
@@ -130,12 +102,12 @@ class Judge:
             label=inner.label,
             owner=self.owners.at(inner.tick, extent[0], extent[0] + extent[1]),
             site=frames(inner.site),
-            graph=name,
+            graph=outer.graph.name if outer.graph is not None else graph,
         )
 
 
-def _side(node: Node, start: int, end: int, write: bool) -> tuple[Node, tuple[int, int]]:
-    """The node that touched the bytes (inside the graph, for a replay) and the whole range it touched."""
+def side(node: Node, start: int, end: int, write: bool) -> tuple[Node, Range, int, int]:
+    """Who touched some bytes: the node (inside a replayed graph), its range, and the bytes it shares."""
     inner = node if node.graph is None else node.graph.touching(start, end, write)
-    extent = touched(inner.writes if write else inner.reads, start, end)
-    return inner, extent or (start, end - start)
+    address, nbytes = touched(inner.writes if write else inner.reads, start, end)
+    return inner, (address, nbytes), max(start, address), min(end, address + nbytes)

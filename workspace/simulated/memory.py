@@ -68,9 +68,7 @@ class Memory:
         """Give a segment back; return its size."""
         nbytes = self._sizes.pop(address, None)
         if nbytes is None:
-            raise DeviceError(
-                f"{address:#x} is not the address of a segment", "free what malloc returned, once"
-            )
+            raise DeviceError(f"{address:#x} is not the address of a segment", "free what malloc returned, once")
         self._arenas.pop(address, None)
         self._bases.remove(address)
         self.used -= nbytes

@@ -39,21 +39,11 @@ class Node:
         The replayed graph, for a node that stands for a whole replay.
     """
 
-    __slots__ = (
-        "clock",
-        "deps",
-        "done",
-        "fn",
-        "graph",
-        "kind",
-        "label",
-        "position",
-        "reads",
-        "site",
-        "stream",
-        "tick",
-        "writes",
-    )
+    deps: tuple[Node, ...] = ()
+    done = False
+    tick = 0
+    site: tuple[Any, ...] = ()
+    graph: SimulatedGraph | None = None
 
     def __init__(
         self,
@@ -74,11 +64,6 @@ class Node:
         self.reads = reads
         self.writes = writes
         self.fn = fn
-        self.deps: tuple[Node, ...] = ()
-        self.done = False
-        self.tick = 0
-        self.site: tuple[Any, ...] = ()
-        self.graph: SimulatedGraph | None = None
 
     def __repr__(self) -> str:
         return f"Node({self.kind} {self.label!r}, stream {self.stream} at {self.position})"

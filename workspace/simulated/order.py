@@ -8,18 +8,19 @@ lookup.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 Clock = dict[int, int]
 """Stream key -> last position known to be ordered before. Replaced, never mutated."""
 
 
-class Point(NamedTuple):
+class Point:
     """A place in one stream's order, with what that stream knew there."""
 
-    stream: int
-    position: int
-    clock: Clock
+    __slots__ = ("clock", "position", "stream")
+
+    def __init__(self, stream: int, position: int, clock: Clock) -> None:
+        self.stream = stream
+        self.position = position
+        self.clock = clock
 
 
 class Track:
@@ -39,11 +40,14 @@ class Track:
 
     def learn(self, point: Point) -> None:
         """Order everything enqueued from now on after `point`."""
-        stream, position, clock = point
-        if stream == self.key or self.clock.get(stream, 0) >= position:
+        key, mine, stream = self.key, self.clock, point.stream
+        if stream == key or mine.get(stream, 0) >= point.position:
             return
-        merged = merge(self.clock, point)
-        merged.pop(self.key, None)
+        merged = mine.copy()
+        for other, at in point.clock.items():
+            if other != key and merged.get(other, 0) < at:
+                merged[other] = at
+        merged[stream] = point.position
         self.clock = merged
         self.position += 1
 

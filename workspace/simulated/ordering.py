@@ -101,7 +101,7 @@ class Ordering(Engine):
                 self.captures.wait(state, entry)
             elif entry.stamp is not None:
                 self.enter(state)
-                state.learn(entry.stamp.point)
+                state.learn(entry.stamp)
                 before = entry.stamp.node
                 if before is not None and not before.done:
                     node = Node(state.key, state.position, state.clock, "wait", f"wait for event {event}")
@@ -117,7 +117,7 @@ class Ordering(Engine):
                 return True
             done = self.reached(stamp)
             if done:
-                self.host.learn(stamp.point)
+                self.host.learn(stamp)
             else:
                 self.advance()
             return done
@@ -129,7 +129,7 @@ class Ordering(Engine):
             stamp = self._eager(event, "synchronisation")
             if stamp is not None:
                 self.await_stamp(stamp)
-                self.host.learn(stamp.point)
+                self.host.learn(stamp)
 
     def query_stream(self, stream: int) -> bool:
         """Whether the stream is idle; True orders everything enqueued from now on after its work."""
@@ -138,7 +138,7 @@ class Ordering(Engine):
             stamp = self._tail(stream, "query")
             done = self.reached(stamp)
             if done:
-                self.host.learn(stamp.point)
+                self.host.learn(stamp)
             else:
                 self.advance()
             return done
@@ -153,7 +153,7 @@ class Ordering(Engine):
             else:
                 stamp = self._tail(stream, "synchronisation")
                 self.await_stamp(stamp)
-                self.host.learn(stamp.point)
+                self.host.learn(stamp)
             self.queue.check()
 
     def _eager(self, event: int, verb: str) -> Stamp | None:

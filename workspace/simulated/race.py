@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from workspace.simulated.node import Node, Range
+from workspace.simulated.node import Range
 
 
 @attrs.frozen
@@ -94,27 +94,9 @@ class Race:
         )
 
 
-def touched(ranges: Iterable[Range], start: int, end: int) -> Range | None:
-    """The first of some ranges that shares bytes with ``[start, end)``."""
-    for address, nbytes in ranges:
-        if address < end and start < address + nbytes:
-            return address, nbytes
-    return None
-
-
-def overlaps(node: Node, other: Node) -> list[tuple[int, int, bool, bool]]:
-    """Conflicting overlaps of two nodes: (start, end, first writes, second writes)."""
-    found = []
-    for mine, theirs, writes, also in (
-        (node.writes, other.writes, True, True),
-        (node.writes, other.reads, True, False),
-        (node.reads, other.writes, False, True),
-    ):
-        for a, n in mine:
-            for b, m in theirs:
-                if a < b + m and b < a + n:
-                    found.append((max(a, b), min(a + n, b + m), writes, also))
-    return found
+def touched(ranges: Iterable[Range], start: int, end: int) -> Range:
+    """The first of some ranges that shares bytes with ``[start, end)``; one does."""
+    return next((a, n) for a, n in ranges if a < end and start < a + n)
 
 
 def frames(site: tuple[Any, ...]) -> tuple[str, ...]:

@@ -17,6 +17,8 @@ MOST_RUNS = 4096
 
 def ranges_of(items: Iterable[Any]) -> tuple[Range, ...]:
     """The (address, bytes) ranges of tensors, virtual tensors, pairs and ``__workspace_range__`` objects."""
+    if type(items) is tuple and not [i for i in items if type(i) is not tuple or not i[1]]:
+        return items
     found: list[Range] = []
     for item in items:
         if type(item) is tuple:

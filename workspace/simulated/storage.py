@@ -79,9 +79,7 @@ class Storage(Ordering):
             if isinstance(memory, Buffer):
                 block = memory.block
             else:
-                whole = (
-                    memory.untyped_storage().data_ptr() if isinstance(memory, torch.Tensor) else memory.base()
-                )
+                whole = memory.untyped_storage().data_ptr() if isinstance(memory, torch.Tensor) else memory.base()
                 block = self.allocator.at(whole)
                 block = block if block is not None and block.tensor else None
             if block is not None:
@@ -129,7 +127,7 @@ class Storage(Ordering):
     def settle(self, address: int, nbytes: int, stamp: Stamp) -> None:
         """The allocator saw the stamp complete and hands the bytes out again."""
         if self.judge is not None:
-            self.judge.settle(address, nbytes, stamp.point)
+            self.judge.settle(address, nbytes, stamp)
 
     def _give_back(self, block: Block) -> None:
         """Free a block from a finaliser, now if nothing is going on and else before the next allocation."""

@@ -29,9 +29,7 @@ class VirtualTensor:
 
     __slots__ = ("__weakref__", "_keep", "address", "dtype", "nbytes", "shape")
 
-    def __init__(
-        self, address: int, nbytes: int, shape: tuple[int, ...], dtype: torch.dtype, keep: Any = None
-    ) -> None:
+    def __init__(self, address: int, nbytes: int, shape: tuple[int, ...], dtype: torch.dtype, keep: Any = None) -> None:
         self.address = address
         self.nbytes = nbytes
         self.shape = shape
