@@ -1,6 +1,6 @@
 """Measure one cell: a judged replay for bytes, fences, calls and races, then a timed one for the host cost.
 
-The host cost of a step is the time of ``Runner.run(step)`` in this process: the model's Python, the framework
+The host cost of a step is the thread's CPU time of ``Runner.run(step)``: the model's Python, the framework
 (acquire, release, forks, fences, graphs), the simulated device's stand-ins for launch, record and wait, and a
 ``torch.empty`` on the CPU for each allocation. It leaves out the operations themselves, the access log and
 garbage collection. It is not the time of the same step with CUDA: compare strategies by the ratio in one run.
@@ -107,9 +107,9 @@ def _timed(session: Any, replay: Replay, cell: Cell, allow_unsafe: bool, steps: 
     try:
         for _ in range(REPEATS):
             for index, step in enumerate(steps):
-                began = time.perf_counter_ns()
+                began = time.thread_time_ns()
                 runner.run(step)
-                least[index] = min(least[index], (time.perf_counter_ns() - began) / 1000)
+                least[index] = min(least[index], (time.thread_time_ns() - began) / 1000)
     finally:
         gc.enable()
     runner.close()
