@@ -9,8 +9,6 @@ more.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NoReturn
 
 from workspace.errors import CaptureBroken, CaptureError
@@ -29,7 +27,7 @@ class Captures:
         self._streams = streams
         self._open: dict[int, Capture] = {}
         self._next = 1
-        self._local = threading.local()
+        self.relaxed = Relaxed()
 
     def __bool__(self) -> bool:
         return bool(self._open)
@@ -144,7 +142,7 @@ class Captures:
 
     def refuse_unsafe(self, verb: str) -> None:
         """Calls that a global capture forbids to every thread, and a thread-local one to its own."""
-        if not self._open or self.is_relaxed():
+        if not self._open or self.relaxed.active():
             return
         me = threading.get_ident()
         hit = [c for c in self._open.values() if c.mode == "global" or (c.mode == "thread_local" and c.thread == me)]
@@ -191,14 +189,17 @@ class Captures:
         kind = CaptureBroken if captures else CaptureError
         raise kind(problem, remedy, captures=[capture.id for capture in captures])
 
-    def is_relaxed(self) -> bool:
-        return getattr(self._local, "depth", 0) > 0
 
-    @contextmanager
-    def relaxed(self) -> Iterator[None]:
-        """This thread's calls break no other capture (``cuThreadExchangeStreamCaptureMode(relaxed)``)."""
-        self._local.depth = getattr(self._local, "depth", 0) + 1
-        try:
-            yield
-        finally:
-            self._local.depth -= 1
+class Relaxed(threading.local):
+    """In it, this thread's calls break no capture of another (``cuThreadExchangeStreamCaptureMode``); may nest."""
+
+    depth = 0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        self.depth -= 1
+
+    def active(self) -> bool:
+        return self.depth > 0

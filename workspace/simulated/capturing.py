@@ -63,7 +63,7 @@ class Capturing(Storage):
 
     def relaxed(self) -> AbstractContextManager[None]:
         """In it, calls of this thread break no capture of another (``cuThreadExchangeStreamCaptureMode``)."""
-        return self.captures.relaxed()
+        return self.captures.relaxed
 
     def refuse_in_capture(self, stream: int, what: str) -> None:
         """Refuse something CUDA cannot capture, and invalidate the capture the stream is part of, if any."""

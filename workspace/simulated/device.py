@@ -83,6 +83,7 @@ class Device(Capturing):
         super().__init__(memory, capacity, execution, log, sites, ahead, schedule or Random(seed))
         self.seed = seed
         self._executing: Presence | None = None
+        self._driver = SimulatedDriver(self)
 
     # -- work ----------------------------------------------------------------------------------------------
 
@@ -188,5 +189,5 @@ class Device(Capturing):
             return "UNKNOWN" if self.judge is None else self.judge.verdict()
 
     def driver(self) -> SimulatedDriver:
-        """The seam's view of this device."""
-        return SimulatedDriver(self)
+        """The seam's view of this device, always the same object."""
+        return self._driver

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from workspace.driver import Graph
 from workspace.errors import StreamError
-from workspace.simulated.buffer import Buffer
 from workspace.simulated.streams import FIRST_HANDLE, Stream
 
 if TYPE_CHECKING:
@@ -29,16 +27,26 @@ class SimulatedDriver:
         self.simulated = simulated
         self.device = torch.device("cpu")
         self.attributes = simulated.judge is not None
-        # Bound once: every acquire asks, and each layer in between costs as much as the answer.
+        # Verbs that need no relaxed mode are the device's own; every acquire asks for the current stream, and each
+        # layer in between costs as much as the answer.
         self.current_stream: Callable[[], int] = simulated.streams.current
-
-    # -- streams -------------------------------------------------------------------------------------------
-
-    def set_stream(self, stream: int) -> None:
-        self.simulated.set_stream(stream)
-
-    def new_stream(self, name: str) -> int:
-        return self.simulated.new_stream(name)
+        self.set_stream = simulated.set_stream
+        self.new_stream = simulated.new_stream
+        self.capture_of = simulated.capture_of
+        self.new_event = simulated.new_event
+        self.free_event = simulated.free_event
+        self.record = simulated.record
+        self.wait = simulated.wait
+        self.alloc = simulated.alloc
+        self.empty = simulated.empty
+        self.memset = simulated.memset
+        self.tensor = simulated.tensor
+        self.owner_of = simulated.label_range
+        self.trim = simulated.empty_cache
+        self.begin_capture = simulated.begin_capture
+        self.end_capture = simulated.end_capture
+        self.abort_capture = simulated.abort_capture
+        self.watch_captures = simulated.watch_captures
 
     def stream_key(self, stream: object) -> int:
         """Key of a `Stream`, an object with ``key`` or ``__cuda_stream__``, a raw handle or a key."""
@@ -66,25 +74,9 @@ class SimulatedDriver:
             return self.simulated.stream_id(number)
 
     def owned(self, stream: int) -> bool:
+        """Raw streams can be destroyed; the default stream and those of `new_stream` cannot."""
         with self.simulated.lock:
             return not self.simulated.streams[stream].handle
-
-    def capture_of(self, stream: int) -> int:
-        return self.simulated.capture_of(stream)
-
-    # -- events --------------------------------------------------------------------------------------------
-
-    def new_event(self) -> int:
-        return self.simulated.new_event()
-
-    def free_event(self, event: int) -> None:
-        self.simulated.free_event(event)
-
-    def record(self, event: int, stream: int) -> None:
-        self.simulated.record(event, stream)
-
-    def wait(self, event: int, stream: int) -> None:
-        self.simulated.wait(event, stream)
 
     def done(self, event: int) -> bool:
         with self.simulated.relaxed():
@@ -98,57 +90,16 @@ class SimulatedDriver:
         with self.simulated.relaxed():
             self.simulated.synchronize(stream)
 
-    # -- memory --------------------------------------------------------------------------------------------
-
-    def alloc(self, nbytes: int, stream: int) -> Buffer:
-        return self.simulated.alloc(nbytes, stream)
-
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, stream: int) -> Any:
-        return self.simulated.empty(shape, dtype, stream)
-
     def record_use(self, tensor: Any, stream: int) -> None:
         self.simulated.record_stream(tensor, stream)
 
-    def memset(self, address: int, nbytes: int, value: int, stream: int) -> None:
-        self.simulated.memset(address, nbytes, value, stream)
-
-    def tensor(
-        self,
-        buffer: Any,
-        offset: int,
-        shape: tuple[int, ...],
-        dtype: torch.dtype,
-        on_death: Callable[[], None] | None = None,
-    ) -> Any:
-        return self.simulated.tensor(buffer, offset, shape, dtype, on_death)
+    def read(self, buffer: Any, offset: int, nbytes: int) -> bytes:
+        """Bytes of a buffer after the device has gone idle. Raises `Unsupported` for virtual memory."""
+        with self.simulated.relaxed():
+            return self.simulated.read(buffer, offset, nbytes)
 
     def address_of(self, tensor: Any) -> int:
         return tensor.data_ptr()
 
-    def owner_of(self, address: int, nbytes: int, owner: str) -> None:
-        self.simulated.label_range(address, nbytes, owner)
-
-    def trim(self) -> None:
-        self.simulated.empty_cache()
-
-    # -- captures and graphs -------------------------------------------------------------------------------
-
-    def begin_capture(self, stream: int) -> int:
-        return self.simulated.begin_capture(stream)
-
-    def end_capture(self, stream: int) -> Graph:
-        return self.simulated.end_capture(stream)
-
-    def abort_capture(self, stream: int) -> None:
-        self.simulated.abort_capture(stream)
-
     def on_graph_release(self, graph: Any, callback: Callable[[], None]) -> None:
         graph.on_release(callback)
-
-    def watch_captures(
-        self,
-        beginning: Callable[[int], None],
-        began: Callable[[int, int], None],
-        ended: Callable[[int, int, Graph | None], None],
-    ) -> None:
-        self.simulated.watch_captures(beginning, began, ended)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from workspace.errors import DeviceError
+from workspace.errors import DeviceError, Unsupported
 from workspace.simulated.allocator import CachingAllocator
 from workspace.simulated.blocks import Block
 from workspace.simulated.buffer import Buffer
@@ -67,6 +68,14 @@ class Storage(Ordering):
                 capacity=buffer.nbytes,
             )
         return self.memory.tensor(buffer.address + offset, shape, dtype, buffer, on_death)
+
+    def read(self, buffer: Any, offset: int, nbytes: int) -> bytes:
+        """Bytes of a buffer, copied to the host after the device has gone idle."""
+        with self.lock:
+            if self.memory.kind == "virtual":
+                raise Unsupported("virtual memory has no bytes to read", "use a device with memory='host'")
+            self.synchronize()
+            return ctypes.string_at(buffer.address + offset, nbytes)
 
     def record_stream(self, memory: Any, stream: int) -> bool:
         """Tell the caching allocator of a use on another stream; False for memory it did not hand out itself.
