@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.first_run import report
+
 BACKENDS = {
     "native": "",
     "expandable_segments": "expandable_segments:True",
@@ -48,6 +50,8 @@ def main() -> int:
         results[name] = run_section(*SECTIONS[name])
         failed |= "failed" in results[name]
         print(f"{name}: {'FAILED' if 'failed' in results[name] else 'done'}", flush=True)
+        if name == "calling" and "failed" not in results[name]:
+            results["calling, ratio to boxed out form"] = report.ratios(results)
         if options.output:
             options.output.write_text(json.dumps(results, indent=1) + "\n")
     return int(failed)

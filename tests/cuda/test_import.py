@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import inspect
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ import torch
 from workspace import cuda
 from workspace.cuda import captures, libcuda, memory, releases
 from workspace.cuda.streams import RAW, Streams
-from workspace.errors import CaptureBroken, DeviceError, DriverError, SizeError, StreamError, Unsupported
+from workspace.errors import CaptureBroken, CaptureError, DeviceError, DriverError, SizeError, StreamError, Unsupported
 
 
 def test_importing_touches_neither_cuda_nor_libcuda() -> None:
@@ -318,6 +320,26 @@ class TestTensors:
         made, buffer = _memory()
         with pytest.raises(SizeError, match="does not fit"):
             made.tensor(buffer, offset, shape, torch.float32, None)
+
+
+@pytest.mark.parametrize(
+    ("backend", "capturing", "refused"),
+    [("cudaMallocAsync", True, True), ("cudaMallocAsync", False, False), ("native", True, False)],
+)
+def test_trim_is_refused_only_where_it_would_break_a_capture(
+    monkeypatch: pytest.MonkeyPatch, backend: str, capturing: bool, refused: bool
+) -> None:
+    trimmed: list[int] = []
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: backend)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: trimmed.append(1))
+    lib: Any = SimpleNamespace(relaxed=contextlib.nullcontext)
+    made = memory.Memory(lib, lib, torch.device("cpu"))
+    if refused:
+        with pytest.raises(CaptureError, match="while a capture is open"):
+            made.trim(capturing)
+    else:
+        made.trim(capturing)
+    assert bool(trimmed) is not refused
 
 
 def _memory() -> tuple[memory.Memory, memory.DeviceBuffer]:

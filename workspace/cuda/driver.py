@@ -136,7 +136,7 @@ class CudaDriver:
 
     def trim(self) -> None:
         self._graphs.releases.poll()
-        self._memory.trim()
+        self._memory.trim(self._graphs.capturing)
 
     # -- captures and graphs ---------------------------------------------------------------------------------
     def begin_capture(self, stream: int, share: CapturedGraph | None = None, mode: str = "thread_local") -> int:

@@ -12,7 +12,7 @@ import torch
 
 from workspace.cuda.libcuda import LibCuda, failure
 from workspace.cuda.streams import Streams
-from workspace.errors import CaptureBroken, DeviceError, DriverError, OutOfMemory, SizeError
+from workspace.errors import CaptureBroken, CaptureError, DeviceError, DriverError, OutOfMemory, SizeError
 
 _construct = getattr(torch._C, "_construct_CUDA_Tensor_From_Storage_And_Metadata", None)
 """What torch's own CUDA graph trees make their outputs with: a third of the host time of `Tensor.set_`."""
@@ -153,7 +153,13 @@ class Memory:
             )
         memory.record_stream(self._streams.torch_stream(stream))
 
-    def trim(self) -> None:
+    def trim(self, capturing: bool) -> None:
+        """``empty_cache``. ``cudaMallocAsync`` synchronises the device for it, which breaks a capture in progress."""
+        if capturing and torch.cuda.get_allocator_backend() == "cudaMallocAsync":
+            raise CaptureError(
+                "cudaMallocAsync cannot return cached memory while a capture is open",
+                "trim before it begins or after it has ended, or use torch's native allocator",
+            )
         try:
             with self._lib.relaxed():
                 torch.cuda.empty_cache()
