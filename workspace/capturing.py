@@ -59,7 +59,7 @@ class GraphCapture:
         """
         capture, timeline = self._open(), self._timeline
         self._end_segment(capture)
-        held = Footprint(capture.origin)
+        held = Footprint(capture.origin, timeline.state.held)
         with timeline.lock:
             capture.enter_eager(capture.origin, self.graph)
         timeline.state.held.append(held)

@@ -27,17 +27,17 @@ class Fork:
     ...         indexer(scratch.q8)
     """
 
-    __slots__ = ("_branches", "_held", "_parent", "_timeline")
+    __slots__ = ("_branches", "_flagged", "_held", "_leases", "_parent", "_timeline")
 
     def __init__(self, timeline: Timeline, streams: tuple[Stream, ...]) -> None:
         self._timeline = timeline
         self._branches = streams
-        self._held: list[Holding] = []
+        self._leases: list[Holding] = []
         self._parent: Stream | None = None
 
     def __enter__(self) -> Fork:
         timeline = self._timeline
-        held = self._held = timeline.state.held[:]
+        held = self._held = timeline.state.held
         with timeline.lock:
             if timeline.refusal is not None:
                 raise timeline.refusal
@@ -51,10 +51,18 @@ class Fork:
             event = timeline.record(parent)
             for stream in branches:
                 timeline.wait(event, stream)
-                for lease in held:
-                    lease.declare(stream)
             self._parent = parent
+        self._leases = held[:]
+        self._flagged = [lease for lease in held if lease.forked()]
+        held.forks.append(self)
         return self
+
+    def branches_of(self, lease: Holding) -> tuple[Stream, ...]:
+        """Streams the fork declares for a lease: its branches, if the lease was held when it began."""
+        capture = lease.stream.capture
+        if lease not in self._leases:
+            return ()
+        return tuple(one for one in self._branches if one is not lease.stream and one.capture is capture)
 
     def __call__(self, stream: Stream) -> Branch:
         """The branch on one of the fork's streams: work inside its ``with`` goes there."""
@@ -67,10 +75,11 @@ class Fork:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        timeline, parent = self._timeline, self._parent
+        timeline, parent, held = self._timeline, self._parent, self._held
         self._parent = None
         if parent is None:
             return
+        held.forks.remove(self)
         with timeline.lock:
             for stream in self._branches:
                 try:
@@ -81,7 +90,10 @@ class Fork:
                         error = failed
                     else:
                         error.add_note(f"joining {stream!r} failed too: {failed}")
-            self._declare_parent(parent)
+            if len(held) > len(self._leases):
+                self._declare_parent(parent)
+        for lease in self._flagged:
+            lease.unforked()
         if kind is None and error is not None:
             raise error
 
@@ -89,17 +101,21 @@ class Fork:
         timeline = self._timeline
         epoch = timeline.clocks.epoch[stream.id]
         timeline.wait(timeline.record(stream), parent)
-        for lease in self._held:
-            lease.joined(stream, epoch)
+        for lease in self._leases:
+            # The acquirer's own join puts the use before whatever the acquirer does next, and one by a branch that is
+            # itself to be joined goes with that branch: nothing to remember.
+            if lease.stream is not parent and not self._encloses(parent, lease):
+                lease.joined(stream, epoch)
+
+    def _encloses(self, parent: Stream, lease: Holding) -> bool:
+        return any(parent in fork.branches_of(lease) for fork in self._held.forks)
 
     def _declare_parent(self, parent: Stream) -> None:
         """Leases acquired in a branch and still held may be used by the parent from now on."""
-        held = self._timeline.state.held
-        if len(held) > len(self._held):
-            branches = {stream.id for stream in self._branches}
-            for lease in held:
-                if lease.stream.id in branches:
-                    lease.declare(parent)
+        branches = {stream.id for stream in self._branches}
+        for lease in self._held:
+            if lease.stream.id in branches:
+                lease.declare(parent)
 
 
 class Branch:

@@ -68,7 +68,7 @@ class Graph:
             timeline.drain()
             target = self._target(stream)
             self._begin(target)
-        held = Footprint(target)
+        held = Footprint(target, timeline.state.held)
         try:
             self._run(target, held)
         finally:

@@ -10,10 +10,21 @@ from workspace.clocks import merge
 from workspace.streams import Event, Stream
 
 if TYPE_CHECKING:
+    from workspace.fork import Fork
     from workspace.timeline import Timeline
 
 OPEN = 0
 """Instead of an epoch: the stream may still use the bytes, so that the use is stamped at release."""
+
+
+class Held(list["Holding"]):
+    """What one thread holds in one slot, in order of acquisition, and the forks it has open there, outermost first."""
+
+    __slots__ = ("forks",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forks: list[Fork] = []
 
 
 class Holding:
@@ -24,14 +35,24 @@ class Holding:
     stream
         The acquirer's; its use is stamped at release.
     uses
-        Declared uses on other streams: the epoch closed by a join, or `OPEN`. None while there is none, so that a
-        lease which one stream keeps to itself allocates nothing.
+        Declared uses on other streams: the epoch closed by a join, or `OPEN`. None while there is none. What the
+        acquirer's stream itself has joined is not in it: it precedes the acquirer's own use.
+    held
+        The list it is in: a release inside an open fork counts the fork's branches too.
     """
 
-    __slots__ = ("stream", "uses")
+    __slots__ = ("held", "stream", "uses")
 
     stream: Stream
     uses: Uses | None
+    held: Held
+
+    def forked(self) -> bool:
+        """A fork of the holder begins; returns whether `unforked` must be called at its end."""
+        return False
+
+    def unforked(self) -> None:
+        """The outermost fork around it has ended."""
 
     def declare(self, stream: Stream) -> None:
         """A stream may use the bytes from now on.
@@ -45,9 +66,12 @@ class Holding:
             self.uses[stream.id] = OPEN
 
     def joined(self, stream: Stream, epoch: int) -> None:
-        """A join has recorded the stream's uses so far, and its branch is over."""
-        if self.uses is not None and self.uses.get(stream.id) == OPEN:
-            self.uses[stream.id] = epoch
+        """A join, by another stream than the acquirer's, has recorded the stream's uses so far."""
+        if stream.capture is self.stream.capture and stream is not self.stream:
+            if self.uses is None:
+                self.uses = {}
+            if self.uses.get(stream.id, epoch) < epoch or stream.id not in self.uses:
+                self.uses[stream.id] = epoch
 
     def stamped(self, timeline: Timeline) -> Uses:
         """Last uses as of now: joined branches as recorded, everything else at its stream's current epoch."""
@@ -56,6 +80,9 @@ class Holding:
         if self.uses:
             for used, epoch in self.uses.items():
                 found[used] = epoch or epochs[used]
+        for fork in self.held.forks:
+            for stream in fork.branches_of(self):
+                found[stream.id] = epochs[stream.id]
         return found
 
 
@@ -104,9 +131,10 @@ class Footprint(Holding):
 
     __slots__ = ()
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, held: Held) -> None:
         self.stream = stream
         self.uses = None
+        self.held = held
 
 
 class ThreadState(threading.local):
@@ -121,7 +149,7 @@ class ThreadState(threading.local):
     """
 
     def __init__(self) -> None:
-        self.held: list[Holding] = []
+        self.held = Held()
         self.lane = "main"
         self.micro_batch = 0
         self._held = {0: self.held}
@@ -129,4 +157,6 @@ class ThreadState(threading.local):
     def enter(self, lane: str, micro_batch: int) -> None:
         """Change the slot."""
         self.lane, self.micro_batch = lane, micro_batch
-        self.held = self._held.setdefault(micro_batch, [])
+        if micro_batch not in self._held:
+            self._held[micro_batch] = Held()
+        self.held = self._held[micro_batch]

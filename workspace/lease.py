@@ -10,7 +10,7 @@ import torch
 
 from workspace.block import Block, Uses
 from workspace.errors import CaptureError, LateUse, LeaseError, LeaseReleased
-from workspace.holding import Holding, Pinnable
+from workspace.holding import Held, Pinnable
 from workspace.slot import Slot
 from workspace.streams import Stream
 
@@ -25,9 +25,9 @@ _new = object.__new__
 _modes = torch._C._len_torch_dispatch_stack
 
 
-IDLE, PLAIN, FULL, ASKED, PINNED = range(5)
-"""States of a lease: not held; held by one stream that keeps it to itself; held, with everything a lease may have; not
-held, to be acquired on a named stream; released, its bytes pinned by a graph."""
+IDLE, PLAIN, FORKED, FULL, ASKED, PINNED = range(6)
+"""States of a lease: not held; held, used by its own stream and what that has joined; the same inside a fork; held,
+with everything a lease may have; not held, to be acquired on a named stream; released, its bytes pinned by a graph."""
 
 
 class Lease(Pinnable):
@@ -45,14 +45,15 @@ class Lease(Pinnable):
         Whether it has been released (or not been acquired yet).
     """
 
-    __slots__ = ("_block", "_held", "_homes", "_provider", "_state", "_tensors", "_works", "asked", "request")
+    __slots__ = ("_block", "_homes", "_provider", "_rest", "_state", "_tensors", "_works", "asked", "request")
 
     request: Request
     asked: object
     _tensors: list[Any] | None
     _state: int
     _works: list[Any] | None
-    _held: list[Holding]
+    _rest: int
+    held: Held
     _homes: dict[int, tuple[Any, Stream]]
     _provider: WorkspaceProvider
     _block: Block | None
@@ -83,7 +84,8 @@ class Lease(Pinnable):
         self._block = block
         self._tensors = block.lent
         self._state = PLAIN
-        held = self._held = timeline.state.held
+        self.stream = block.stream  # type: ignore[assignment]
+        held = self.held = timeline.state.held
         held.append(self)
         return self
 
@@ -123,14 +125,15 @@ class Lease(Pinnable):
                 self._tensors = self._view(provider, request, block)
             if stream.capture is not None:
                 stream.capture.leases.append(self)
-            self._held.append(self)
+            self.held.append(self)
         return self
 
     def _begin(self, stream: Stream) -> None:
         self.stream = stream
         self.uses = self.replays = self.events = self._works = None
         self.pins = 0
-        self._held = self.request.timeline.state.held
+        self.held = self.request.timeline.state.held
+        self._rest = ASKED if self._state == ASKED else IDLE
         self._state = FULL
 
     def _view(self, provider: WorkspaceProvider, request: Request, block: Block) -> list[Any]:
@@ -139,14 +142,11 @@ class Lease(Pinnable):
             if request.workspace.attributes or request.zero:
                 request.workspace.placed(self, block)
         except BaseException:
-            self._state = self._idle()
+            self._state = self._rest
             block.uses, block.events = self.stamped(request.timeline), None
             provider.give_back(block, self.stream)
             raise
         return tensors
-
-    def _idle(self) -> int:
-        return IDLE if getattr(self, "asked", None) is None else ASKED
 
     def lend(self, tensors: list[Any]) -> None:
         """Hold tensors that are nobody's bytes (fake or empty ones)."""
@@ -155,7 +155,7 @@ class Lease(Pinnable):
         self._tensors = tensors
         if self.stream.capture is not None:
             self.stream.capture.leases.append(self)
-        self._held.append(self)
+        self.held.append(self)
 
     def covers(self, address: int, tensor: Any) -> bool:
         """Whether a tensor that starts at the address lies in this lease."""
@@ -165,9 +165,7 @@ class Lease(Pinnable):
 
     # -- tensors ---------------------------------------------------------------------------------------------
     def __getattr__(self, name: str) -> Any:
-        # Only what the class or the instance lacks comes here: the layout's tensors are properties of `lease_type`.
-        if name == "stream" and self._state == PLAIN:
-            return self._block.stream  # type: ignore[union-attr]
+        # Only names the class lacks come here: the layout's tensors are properties of `lease_type`.
         if name.startswith("__"):
             raise AttributeError(name)
         known = ", ".join(self.request.index) or "none"
@@ -235,9 +233,23 @@ class Lease(Pinnable):
         self._fill()
         self._works = [*(self._works or ()), work]
 
+    def forked(self) -> bool:
+        if self._state == PLAIN:
+            self._state = FORKED
+            return True
+        return False
+
+    def unforked(self) -> None:
+        if self._state == FORKED:
+            self._state = PLAIN
+
     def declare(self, stream: Stream) -> None:
         self._fill()
         super().declare(stream)
+
+    def joined(self, stream: Stream, epoch: int) -> None:
+        self._fill()
+        super().joined(stream, epoch)
 
     def pin(self) -> None:
         self._fill()
@@ -245,11 +257,11 @@ class Lease(Pinnable):
 
     def _fill(self) -> None:
         """Leave the plain state of a lease that one stream keeps to itself, which sets none of these."""
-        if self._state == PLAIN:
-            self.stream = self.stream
+        if self._state in (PLAIN, FORKED):
             self.uses = self.replays = self.events = self._works = None
             self.pins = 0
             self._provider = self.request.workspace.provider
+            self._rest = IDLE
             self._state = FULL
 
     # -- release ---------------------------------------------------------------------------------------------
@@ -260,6 +272,25 @@ class Lease(Pinnable):
         """
         if self._tensors is None:
             raise LeaseReleased(f"the lease of {self.owner} is released twice", "release once, or use `with`")
+        self.__exit__(None, None, None)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._state == PLAIN:
+            # One stream kept it to itself. Read before anything else is enqueued, the epoch covers every use so far: a
+            # thread that records on this stream closes the epoch before its record.
+            block: Block = self._block  # type: ignore[assignment]
+            block.epoch = self.request.epochs[block.clock]
+            self._tensors = None
+            self._state = IDLE
+            self.held.remove(self)
+            block.shelf.append(block)  # type: ignore[union-attr]
+        elif self._tensors is not None:
+            self._release()
+
+    def _release(self) -> None:
+        """The whole of it, under the lock."""
         self._fill()
         if self._works is not None:
             works, self._works = self._works, None
@@ -267,17 +298,13 @@ class Lease(Pinnable):
         timeline = self.request.workspace.timeline
         with timeline.lock:
             self._tensors = None
-            held = self._held
-            if held and held[-1] is self:
-                del held[-1]
-            else:
-                held.remove(self)
+            self.held.remove(self)
             stream = self.stream
             if stream.capture is not None:
                 stream.capture.leases.remove(self)
             uses = self.stamped(timeline)
             self.uses = None
-            self._state = PINNED if self.pins else self._idle()
+            self._state = PINNED if self.pins else self._rest
             if self.pins:
                 self.replayed(uses, timeline)
             else:
@@ -293,36 +320,18 @@ class Lease(Pinnable):
             block.uses, block.events = uses, self.events
             self._provider.give_back(block, self.stream)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._tensors is None:
-            return
-        held = self._held
-        if self._state == PLAIN and held[-1] is self:
-            # One stream kept it to itself. Read before anything else is enqueued, the epoch covers every use so far: a
-            # thread that records on this stream closes the epoch before its record.
-            block: Block = self._block  # type: ignore[assignment]
-            block.epoch = self.request.epochs[block.clock]
-            self._tensors = None
-            self._state = IDLE
-            del held[-1]
-            block.shelf.append(block)  # type: ignore[union-attr]
-        else:
-            self.release()
-
     def let_go(self) -> None:
         if self._tensors is None:
             uses, self.replays = self.replays or {}, None
             self._give_back(uses)
-            self._state = self._idle()
+            self._state = self._rest
 
     def outlived_capture(self) -> None:
         """The capture it was taken in has ended: its bytes are the graph's, and nothing is left to release."""
         self._tensors = None
-        self._state = self._idle()
-        if self in self._held:
-            self._held.remove(self)
+        self._state = self._rest
+        if self in self.held:
+            self.held.remove(self)
 
     # -- tensors from the framework's allocator ----------------------------------------------------------------
     def fresh(self, position: int) -> Any:

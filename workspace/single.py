@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from workspace.errors import CaptureError, LayoutError, StreamError
-from workspace.holding import Pinnable
+from workspace.holding import Held, Pinnable
 from workspace.layout import TensorSpec
 from workspace.request import Request
 from workspace.streams import Stream
@@ -29,6 +29,7 @@ class Single(Pinnable):
         self.workspace = workspace
         self.stream = stream
         self.uses = self.replays = self.events = None
+        self.held = Held()  # no thread's: a finaliser ends it
         self.pins = 0
         self.provider = provider
         self.block = block
