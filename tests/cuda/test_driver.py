@@ -265,6 +265,24 @@ class TestMemory:
         del buffer
         assert (driver.alloc(32 * MIB, 0).address == address) is not declared
 
+    def test_an_empty_tensor_belongs_to_the_stream_it_is_for(self, driver: CudaDriver, side: int) -> None:
+        for stream in (side, 0):
+            address = driver.empty((48, MIB), torch.uint8, stream).data_ptr()
+            assert driver.empty((48, MIB), torch.uint8, stream).data_ptr() == address
+        with pytest.raises(OutOfMemory, match="bytes free"):
+            driver.empty((1 << 50,), torch.uint8, side)
+        assert driver.current_stream() == 0
+
+    def test_bytes_are_read_once_the_device_is_idle(self, driver: CudaDriver, side: int) -> None:
+        buffer = driver.alloc(4096, side)
+        driver.memset(buffer.address, 4096, 3, side)
+        driver.set_stream(side)
+        torch.cuda._sleep(DELAY)
+        driver.set_stream(0)
+        driver.memset(buffer.address + 1024, 2, 7, side)
+        assert driver.read(buffer, 1023, 4) == bytes([3, 7, 7, 3])
+        assert driver.read(buffer, 0, 0) == b""
+
     def test_trim_returns_cached_memory(self, driver: CudaDriver) -> None:
         driver.alloc(256 * MIB, 0)
         reserved = torch.cuda.memory_reserved()

@@ -309,6 +309,13 @@ class TestTensors:
         with torch.inference_mode():
             assert not made.tensor(buffer, 0, (4,), torch.float32, None).is_inference()
 
+    def test_bytes_are_read_where_they_lie(self) -> None:
+        made, buffer = _memory()
+        made._lib = SimpleNamespace(relaxed=contextlib.nullcontext)  # type: ignore[assignment]
+        made.tensor(buffer, 0, (1024,), torch.uint8, None)[10:12] = 7
+        assert made.read(buffer, 9, 4) == bytes([0, 7, 7, 0])
+        assert made.read(buffer, 9, 0) == b""
+
     @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1, 5), (2, 3, 4)])
     def test_shapes_and_strides_are_those_of_torch(self, shape: tuple[int, ...]) -> None:
         made, buffer = _memory()

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 
 from workspace.cuda.events import Events
-from workspace.cuda.graphs import CapturedGraph, Graphs
+from workspace.cuda.graph import CapturedGraph
+from workspace.cuda.graphs import Graphs
 from workspace.cuda.libcuda import LibCuda
 from workspace.cuda.memory import DeviceBuffer, Memory
 from workspace.cuda.streams import Streams
-from workspace.errors import CaptureError, DeviceError, SizeError, Unsupported
+from workspace.driver import Buffer, Graph
+from workspace.errors import CaptureError, DeviceError, GraphError, SizeError, Unsupported
 
 
 class CudaDriver:
@@ -106,6 +108,19 @@ class CudaDriver:
         with self._graphs.on(stream):
             return self._memory.alloc(nbytes)
 
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, stream: int) -> torch.Tensor:
+        """``torch.empty`` for use on a stream, inside captures, too: there it comes from the graph's own pool."""
+        relaxed = self._graphs.capturing
+        if self._graphs.is_current(stream):
+            return self._memory.empty(shape, dtype, relaxed)
+        with self._graphs.on(stream):
+            return self._memory.empty(shape, dtype, relaxed)
+
+    def read(self, buffer: Buffer, offset: int, nbytes: int) -> bytes:
+        self.synchronize()
+        with self._graphs.on(0):
+            return self._memory.read(buffer, offset, nbytes)
+
     def memset(self, address: int, nbytes: int, value: int, stream: int) -> None:
         if not 0 <= value <= 255:
             raise SizeError(f"fill value {value} is no byte", "use 0 to 255", value=value)
@@ -114,7 +129,7 @@ class CudaDriver:
 
     def tensor(
         self,
-        buffer: DeviceBuffer,
+        buffer: Buffer,
         offset: int,
         shape: tuple[int, ...],
         dtype: torch.dtype,
@@ -162,12 +177,14 @@ class CudaDriver:
     def abort_capture(self, stream: int) -> None:
         self._graphs.abort(stream)
 
-    def on_graph_release(self, graph: CapturedGraph, callback: Callable[[], None]) -> None:
+    def on_graph_release(self, graph: Graph, callback: Callable[[], None]) -> None:
         """Call back once when graph, executable and launches in flight are gone.
 
         The callback runs in the thread that polls: in `poll`, `alloc`, `trim`, `synchronize` or
         `begin_capture`.
         """
+        if not isinstance(graph, CapturedGraph):
+            raise GraphError(f"{graph!r} is no graph of this driver", "pass what end_capture or a watcher was given")
         if graph.release.poll():
             callback()
         else:

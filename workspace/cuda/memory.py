@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
 import weakref
@@ -12,6 +13,7 @@ import torch
 
 from workspace.cuda.libcuda import LibCuda, failure
 from workspace.cuda.streams import Streams
+from workspace.driver import Buffer
 from workspace.errors import CaptureBroken, CaptureError, DeviceError, DriverError, OutOfMemory, SizeError
 
 _construct = getattr(torch._C, "_construct_CUDA_Tensor_From_Storage_And_Metadata", None)
@@ -50,7 +52,7 @@ class _Death(weakref.ref):
     __hash__ = object.__hash__
     __eq__ = object.__eq__
 
-    buffer: DeviceBuffer
+    buffer: Buffer
     on_death: Callable[[], None] | None
 
 
@@ -80,13 +82,33 @@ class Memory:
         """
         if not isinstance(nbytes, int) or not 0 <= nbytes < 1 << 63:
             raise SizeError(f"{nbytes!r} bytes cannot be allocated", "ask for a size between 0 and 2**63 - 1")
+        with torch.inference_mode(False):
+            return DeviceBuffer(self.empty((nbytes,), torch.uint8, relaxed=True))
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, relaxed: bool) -> torch.Tensor:
+        """``torch.empty`` on the calling thread's current stream of this device, with typed errors.
+
+        Without `relaxed`, new device memory would break a "global" capture of another thread.
+        """
         try:
-            with self._lib.relaxed(), torch.inference_mode(False):
-                return DeviceBuffer(torch.empty(nbytes, dtype=torch.uint8, device=self._device))
+            if relaxed:
+                with self._lib.relaxed():
+                    return torch.empty(shape, dtype=dtype, device=self._device)
+            return torch.empty(shape, dtype=dtype, device=self._device)
         except torch.OutOfMemoryError as error:
-            raise self._out_of_memory(nbytes, error) from error
+            raise self._out_of_memory(math.prod(shape) * dtype.itemsize, error) from error
         except RuntimeError as error:
-            raise torch_failure(error, "torch.empty", nbytes=nbytes, device=self._device) from error
+            raise torch_failure(error, "torch.empty", shape=shape, dtype=dtype, device=self._device) from error
+
+    def read(self, buffer: Buffer, offset: int, nbytes: int) -> bytes:
+        """Copy bytes to the host, on the current stream, which must not be capturing."""
+        tensor = self.tensor(buffer, offset, (nbytes,), torch.uint8, None)
+        try:
+            with self._lib.relaxed():
+                copied = tensor.cpu()
+        except RuntimeError as error:
+            raise torch_failure(error, "Tensor.cpu", nbytes=nbytes) from error
+        return ctypes.string_at(copied.data_ptr(), nbytes) if nbytes else b""
 
     def _out_of_memory(self, nbytes: int, error: Exception) -> OutOfMemory:
         free = total = -1
@@ -105,7 +127,7 @@ class Memory:
 
     def tensor(
         self,
-        buffer: DeviceBuffer,
+        buffer: Buffer,
         offset: int,
         shape: tuple[int, ...],
         dtype: torch.dtype,
