@@ -39,7 +39,7 @@ class Slab:
     A base that is not aligned loses the bytes up to the next boundary; an aligned base is used as it is.
     """
 
-    __slots__ = ("__weakref__", "address", "buffer", "first", "nbytes", "outer", "start")
+    __slots__ = ("__weakref__", "_watched", "address", "buffer", "first", "nbytes", "outer", "start")
 
     def __init__(self, buffer: Buffer, start: int, nbytes: int, outer: Block | None = None) -> None:
         self.buffer = buffer
@@ -47,6 +47,7 @@ class Slab:
         self.address = buffer.address + start
         self.nbytes = nbytes
         self.outer = outer
+        self._watched: list[tuple[str, weakref.ref[Any]]] = []
         self.first = Block(self, 0, nbytes)
 
     @classmethod
@@ -61,8 +62,31 @@ class Slab:
         return found
 
     def idle(self) -> bool:
-        """Whether the whole slab is one free block."""
-        return self.first.state == FREE and self.first.next is None
+        """Whether all of it is free."""
+        return all(block.state == FREE for block in self.blocks())
+
+    def lengthen(self, nbytes: int, last: Block | None) -> Block:
+        """Add bytes that now belong to the slab to its last block, or as a block behind it."""
+        if last is not None:
+            last.nbytes += nbytes
+            last.drop_views()
+        else:
+            behind, last = self.blocks()[-1], Block(self, self.nbytes, nbytes)
+            last.prev, behind.next = behind, last
+        self.nbytes += nbytes
+        return last
+
+    def watch(self, owner: str, tensors: list[Any]) -> None:
+        """Remember tensors that the pool lets go of: whoever else holds one pins the slab."""
+        if len(self._watched) > 256:
+            self._watched = [entry for entry in self._watched if entry[1]() is not None]
+        for tensor in tensors:
+            storage = tensor.untyped_storage() if hasattr(tensor, "untyped_storage") else tensor
+            self._watched.append((owner, weakref.ref(storage)))
+
+    def pinned(self) -> list[str]:
+        """Owners of such tensors that are still alive."""
+        return sorted({owner for owner, alive in self._watched if alive() is not None})
 
 
 class Block:
@@ -125,7 +149,7 @@ class Block:
             self.next.prev = rest
         self.next = rest
         self.nbytes = nbytes
-        self.views = {}
+        self.drop_views()
         return rest
 
     def absorb_next(self) -> None:
@@ -143,22 +167,21 @@ class Block:
                 if event is not None:
                     self.events = {**(self.events or {}), used: event}
                 elif self.events:
-                    self.events.pop(used, None)
-        self.views = {}
-        other.views = {}
+                    self.events = {key: one for key, one in self.events.items() if key != used}
+        self.drop_views()
+        other.drop_views()
         other.state = GONE
+
+    def drop_views(self) -> None:
+        """Forget the tensors built over the block: its bounds change."""
+        for request, tensors in self.views.items():
+            self.slab.watch(request.owner, tensors)
+        self.views = {}
+        self.lent = []
 
 
 def pinned_owners(slab: Slab) -> list[str]:
     """Drop the slab's cached tensors; return the owners of those that somebody else still holds."""
-    watched: list[tuple[str, weakref.ref[Any]]] = []
     for block in slab.blocks():
-        block.lent = []
-        for request, tensors in block.views.items():
-            for tensor in tensors:
-                storage = tensor.untyped_storage() if hasattr(tensor, "untyped_storage") else tensor
-                watched.append((request.owner, weakref.ref(storage)))
-                del storage, tensor
-        block.views = {}
-    tensors = []
-    return sorted({owner for owner, alive in watched if alive() is not None})
+        block.drop_views()
+    return slab.pinned()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from workspace.block import Block
 from workspace.errors import CaptureError
 from workspace.holding import Pinnable
-from workspace.lane import Lane
+from workspace.lane import Lane, Mark
 from workspace.pins import Pins
 from workspace.streams import Stream
 
@@ -35,6 +34,8 @@ class Capture:
         The library did not begin it, so that its graph may be replayed without the library's knowledge.
     lanes
         Footprints its leases come from.
+    memory
+        Tensors of the framework's allocator whose use in here was declared: kept as long as the graph.
     kept
         Leases of before the capture that the capturing thread held when it began: the graph may use their bytes at
         each replay, so a release returns them only after the graph is gone.
@@ -50,10 +51,11 @@ class Capture:
         self.lane_name = lane or f"foreign capture {self.serial}"
         self.open = True
         self.lanes: list[Lane] = []
-        self._marks: list[list[tuple[Block, int]]] = []
+        self._marks: list[Mark] = []
         self.providers: dict[WorkspaceProvider, WorkspaceProvider] = {}
         self.leases: list[Lease] = []
         self.kept: list[Pinnable] = []
+        self.memory: list[Any] = []
         self.adopted: Graph | None = None
         self._streams: dict[int, Stream] = {}
 
@@ -74,7 +76,7 @@ class Capture:
     def keep_held(self) -> None:
         """Pin the eager leases the calling thread holds: what is captured now may use their bytes at each replay."""
         for lease in self.timeline.state.held:
-            if isinstance(lease, Pinnable) and lease.stream.capture is None:
+            if isinstance(lease, Pinnable) and lease.stream.capture is None and lease not in self.kept:
                 lease.pin()
                 self.kept.append(lease)
 
@@ -85,9 +87,8 @@ class Capture:
         if found is None:
             lane = parent.lane(self.lane_name, complete_only=self.raw)
             if lane is not None:
-                lane.captures += 1
+                self._marks.append(lane.begin_capture())
                 self.lanes.append(lane)
-                self._marks.append(lane.mark())
             found = self.providers[parent] = parent.inside(lane)
         return found
 
@@ -146,7 +147,7 @@ class Capture:
         self.timeline.refresh()
         pins = None
         if segments is not None:
-            pins = Pins(self.timeline, self.lanes, self.kept, raw=self.raw)
+            pins = Pins(self)
             pins.watch([segment for segment in segments if not callable(segment)])
         else:
             for lane, mark in zip(self.lanes, self._marks, strict=True):

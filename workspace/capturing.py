@@ -58,6 +58,11 @@ class GraphCapture:
         Raises `CaptureError` outside the capture's own stream.
         """
         capture, timeline = self._open(), self._timeline
+        if timeline.driver.current_stream() != capture.origin.key:
+            raise CaptureError(
+                f"eager_break on another stream than {capture.origin!r}, where the capture began",
+                "join the branches first, and call it on the capture's own stream",
+            )
         self._end_segment(capture)
         held = Footprint(capture.origin, timeline.state.held)
         with timeline.lock:
@@ -112,10 +117,13 @@ class GraphCapture:
     def _end_segment(self, capture: Capture) -> None:
         timeline = self._timeline
         with timeline.lock:
-            segment = timeline.driver.end_capture(capture.origin.key)
-            timeline.captures.pop(capture.identity, None)
-            timeline.refresh()
-            capture.identity = 0
+            try:
+                segment = timeline.driver.end_capture(capture.origin.key)
+            finally:
+                if not timeline.driver.capture_of(capture.origin.key):
+                    timeline.captures.pop(capture.identity, None)
+                    timeline.refresh()
+                    capture.identity = 0
             capture.segment_ended()
             self._segments.append(segment)
 
@@ -123,9 +131,11 @@ class GraphCapture:
         timeline = self._timeline
         self._capture = None
         with timeline.lock:
-            if capture.identity:
-                timeline.driver.abort_capture(capture.origin.key)
-            capture.close(None)
+            try:
+                if capture.identity and timeline.driver.capture_of(capture.origin.key):
+                    timeline.driver.abort_capture(capture.origin.key)
+            finally:
+                capture.close(None)
         for segment in self._segments:
             if not callable(segment):
                 segment.reset()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,10 @@ from workspace.timeline import Timeline, timeline_of
 from workspace.workspace import Workspace
 
 _CPU: list[Any] = []
+"""The device behind ``"cpu"``, one for each process."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_CPU.clear)
 
 
 def create(
@@ -67,18 +72,22 @@ def _build(timeline: Timeline, config: WorkspaceConfig, device: Any) -> Workspac
     for name in config.owners.values():
         _permitted(name, config)
 
-    def child(owner: str) -> Workspace:
+    def child(owner: str, root: Workspace) -> Workspace:
         name = config.owners.get(owner, config.strategy)
-        if name == config.strategy:
-            return Workspace(timeline, root.strategy_object, root.provider, config, device, child, owner)
-        return _workspace(timeline, attrs.evolve(config, strategy=name), device, child, owner)
+        if name != config.strategy:
+            return _workspace(timeline, attrs.evolve(config, strategy=name), device, child, owner)
+        shared = root.strategy_object, root.provider
+        return Workspace(timeline, *shared, config, device, child, owner, root.reservation)
 
-    root = _workspace(timeline, config, device, child, "")
-    return root
+    return _workspace(timeline, config, device, child, "")
 
 
 def _workspace(
-    timeline: Timeline, config: WorkspaceConfig, device: Any, child: Callable[[str], Workspace], name: str
+    timeline: Timeline,
+    config: WorkspaceConfig,
+    device: Any,
+    child: Callable[[str, Workspace], Workspace],
+    name: str,
 ) -> Workspace:
     _permitted(config.strategy, config)
     factory = find_strategy(config.strategy).load()

@@ -46,6 +46,7 @@ class WorkspaceEvent:
         """Whether the recorded work is complete; if so the host knows, and may reuse what it ordered."""
         timeline = self._timeline
         with timeline.lock:
+            self._refuse_captured("query()")
             covered = self._event.covered
             done = timeline.driver.done(self._event.handle)
             if done:
@@ -54,10 +55,21 @@ class WorkspaceEvent:
 
     def synchronize(self) -> None:
         """Block the host until the recorded work is complete."""
-        covered = self._event.covered
+        with self._timeline.lock:
+            self._refuse_captured("synchronize()")
+            covered = self._event.covered
         self._timeline.driver.synchronize_event(self._event.handle)
         with self._timeline.lock:
-            self._timeline.clocks.complete(covered)
+            # Another thread may have recorded anew meanwhile: which of the two records was awaited is then unknown.
+            if self._event.covered is covered:
+                self._timeline.clocks.complete(covered)
+
+    def _refuse_captured(self, what: str) -> None:
+        if self._recorded_in is not None and self._recorded_in.capture is not None:
+            raise CaptureError(
+                f"{what} of an event recorded in a capture: it names a node of the graph, not work under way",
+                "record an event after the replay",
+            )
 
     def _stream(self, stream: object) -> Stream:
         timeline = self._timeline

@@ -43,25 +43,24 @@ class Fork:
                 raise timeline.refusal
             parent = timeline.current()
             branches = self._branches
-            if parent.capture is not None:
-                branches = self._branches = timeline.into_capture(branches, parent.capture)
             for stream in branches:
                 if stream.key == parent.key:
                     raise ForkError(f"{parent!r} is forked to itself", "fork to other streams than the current one")
+            if parent.capture is not None:
+                branches = self._branches = timeline.into_capture(branches, parent.capture)
+                parent.capture.keep_held()
             event = timeline.record(parent)
             for stream in branches:
                 timeline.wait(event, stream)
             self._parent = parent
-        self._leases = held[:]
-        self._flagged = [lease for lease in held if lease.forked()]
-        held.forks.append(self)
+        self._leases = held.holdings()
+        self._flagged = [lease for lease in self._leases if lease.forked()]
+        held.append(self)
         return self
 
     def branches_of(self, lease: Holding) -> tuple[Stream, ...]:
-        """Streams the fork declares for a lease: its branches, if the lease was held when it began."""
+        """Branches that are streams of the lease's side of a capture and not its own."""
         capture = lease.stream.capture
-        if lease not in self._leases:
-            return ()
         return tuple(one for one in self._branches if one is not lease.stream and one.capture is capture)
 
     def __call__(self, stream: Stream) -> Branch:
@@ -79,43 +78,40 @@ class Fork:
         self._parent = None
         if parent is None:
             return
-        held.forks.remove(self)
+        entered = {id(lease) for lease in held[: held.index(self)]}
+        inside = [lease for lease in held[held.index(self) :] if isinstance(lease, Holding)]
+        held.remove(self)
         with timeline.lock:
             for stream in self._branches:
                 try:
-                    self._join(stream, parent)
+                    self._join(stream, parent, entered)
                 except WorkspaceError as failed:
                     # The other branches are joined all the same, and the error of the body is the one that arrives.
                     if error is None:
                         error = failed
                     else:
                         error.add_note(f"joining {stream!r} failed too: {failed}")
-            if len(held) > len(self._leases):
-                self._declare_parent(parent)
+            # Leases acquired inside and still held may be used by the parent from now on.
+            for lease in inside:
+                if lease.stream is not parent:
+                    lease.declare(parent)
         for lease in self._flagged:
             lease.unforked()
         if kind is None and error is not None:
             raise error
 
-    def _join(self, stream: Stream, parent: Stream) -> None:
+    def _join(self, stream: Stream, parent: Stream, entered: set[int]) -> None:
         timeline = self._timeline
         epoch = timeline.clocks.epoch[stream.id]
         timeline.wait(timeline.record(stream), parent)
         for lease in self._leases:
             # The acquirer's own join puts the use before whatever the acquirer does next, and one by a branch that is
             # itself to be joined goes with that branch: nothing to remember.
-            if lease.stream is not parent and not self._encloses(parent, lease):
+            if lease.stream is not parent and id(lease) in entered and not self._encloses(parent, lease):
                 lease.joined(stream, epoch)
 
     def _encloses(self, parent: Stream, lease: Holding) -> bool:
-        return any(parent in fork.branches_of(lease) for fork in self._held.forks)
-
-    def _declare_parent(self, parent: Stream) -> None:
-        """Leases acquired in a branch and still held may be used by the parent from now on."""
-        branches = {stream.id for stream in self._branches}
-        for lease in self._held:
-            if lease.stream.id in branches:
-                lease.declare(parent)
+        return any(parent in fork.branches_of(lease) for fork in self._held.forks_around(lease))
 
 
 class Branch:

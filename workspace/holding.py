@@ -11,20 +11,31 @@ from workspace.streams import Event, Stream
 
 if TYPE_CHECKING:
     from workspace.fork import Fork
+    from workspace.provider import WorkspaceProvider
     from workspace.timeline import Timeline
 
 OPEN = 0
-"""Instead of an epoch: the stream may still use the bytes, so that the use is stamped at release."""
+"""Instead of an epoch: the stream may use the bytes until the release, which stamps the use; no join closes it."""
 
 
-class Held(list["Holding"]):
-    """What one thread holds in one slot, in order of acquisition, and the forks it has open there, outermost first."""
+class Held(list["Holding | Fork"]):
+    """What one thread holds in one slot, and the forks it has open there, in the order they began.
 
-    __slots__ = ("forks",)
+    What stands before a fork was held when it began, what stands behind it was acquired inside.
+    """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.forks: list[Fork] = []
+    __slots__ = ()
+
+    def holdings(self) -> list[Holding]:
+        """The leases, without the forks."""
+        return [one for one in self if isinstance(one, Holding)]
+
+    def forks_around(self, holding: Holding) -> list[Fork]:
+        """Open forks that declare their branches for a holding: those that began while it was held."""
+        for position, one in enumerate(self):
+            if one is holding:
+                return [fork for fork in self[position + 1 :] if not isinstance(fork, Holding)]
+        return []
 
 
 class Holding:
@@ -35,8 +46,8 @@ class Holding:
     stream
         The acquirer's; its use is stamped at release.
     uses
-        Declared uses on other streams: the epoch closed by a join, or `OPEN`. None while there is none. What the
-        acquirer's stream itself has joined is not in it: it precedes the acquirer's own use.
+        Declared uses on other streams: `OPEN`, or the epoch at which another stream than the acquirer joined a
+        branch. None while there is none. What the acquirer itself has joined precedes its own use.
     held
         The list it is in: a release inside an open fork counts the fork's branches too.
     """
@@ -70,7 +81,7 @@ class Holding:
         if stream.capture is self.stream.capture and stream is not self.stream:
             if self.uses is None:
                 self.uses = {}
-            if self.uses.get(stream.id, epoch) < epoch or stream.id not in self.uses:
+            if self.uses.get(stream.id) != OPEN:
                 self.uses[stream.id] = epoch
 
     def stamped(self, timeline: Timeline) -> Uses:
@@ -80,7 +91,7 @@ class Holding:
         if self.uses:
             for used, epoch in self.uses.items():
                 found[used] = epoch or epochs[used]
-        for fork in self.held.forks:
+        for fork in self.held.forks_around(self):
             for stream in fork.branches_of(self):
                 found[stream.id] = epochs[stream.id]
         return found
@@ -98,6 +109,11 @@ class Pinnable(Holding):
     """
 
     __slots__ = ("events", "pins", "replays")
+
+    @property
+    def parent(self) -> WorkspaceProvider:
+        """The workspace's provider, outside any capture."""
+        raise NotImplementedError
 
     pins: int
     replays: Uses | None
@@ -120,6 +136,13 @@ class Pinnable(Holding):
         recorded = timeline.exact_events(uses)
         if recorded:
             self.events = {**(self.events or {}), **recorded}
+
+    def last_uses(self, uses: Uses) -> Uses:
+        """The uses up to a release, and those of the replays of graphs that have gone since."""
+        if self.replays is not None:
+            merge(uses, self.replays)
+            self.replays = None
+        return uses
 
     def let_go(self) -> None:
         """Return the bytes if they are released. Called with the timeline's lock held."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import attrs
+
 from workspace.block import Block, Slab, Uses
 from workspace.errors import CapacityError, CaptureError, FootprintBusy
 from workspace.streams import Event, Stream
@@ -12,6 +14,15 @@ from workspace.timeline import Timeline
 if TYPE_CHECKING:
     from workspace.graph import Graph
     from workspace.strategies.pooled import Pooled
+
+
+@attrs.frozen
+class Mark:
+    """A lane at the beginning of a capture: which capture it was, whether the only open one, and the region sizes."""
+
+    serial: int
+    alone: bool
+    regions: dict[int, int]
 
 
 class Lane:
@@ -43,6 +54,7 @@ class Lane:
         self.events: dict[int, Event] | None = None
         self.graphs = 0
         self.captures = 0
+        self.begun = 0
         self.replaying: Graph | None = None
 
     @property
@@ -91,17 +103,28 @@ class Lane:
             if self.uses.get(used, 0) < epoch:
                 self.uses[used] = epoch
                 event = block.events.get(used) if block.events else None
+                self.events = {**(self.events or {})}
+                self.events.pop(used, None)
                 if event is not None:
-                    self.events = {**(self.events or {}), used: event}
+                    self.events[used] = event
         block.uses, block.events = {}, None
 
-    def mark(self) -> list[tuple[Block, int]]:
-        """The footprint as it is, for `rollback`."""
-        return [(region, region.nbytes) for region in self.regions]
+    def begin_capture(self) -> Mark:
+        """A capture begins to lease from the footprint; returns what `rollback` needs."""
+        self.captures += 1
+        self.begun += 1
+        alone = self.captures == 1
+        return Mark(self.begun, alone, {id(region): region.nbytes for region in self.regions})
 
-    def rollback(self, mark: list[tuple[Block, int]]) -> None:
-        """Return to the pool what was claimed since the mark (a capture failed)."""
-        before = {id(region): nbytes for region, nbytes in mark}
+    def rollback(self, mark: Mark) -> None:
+        """Return to the pool what a failed capture claimed.
+
+        Where another capture of the lane was open meanwhile it may lease the same bytes: they stay, and go back with
+        the lane's last graph.
+        """
+        if not mark.alone or self.begun != mark.serial:
+            return
+        before = mark.regions
         for region in list(self.regions):
             nbytes = before.get(id(region), 0)
             if nbytes == region.nbytes:
@@ -180,6 +203,9 @@ class LaneSource:
         if slab.outer is None:
             raise CapacityError("a slab of a capture has no region behind it")
         return nbytes if self.lane.lengthen(slab.outer, nbytes) else 0
+
+    def release_cached(self) -> None:
+        """Nothing of a lane is ever given up by a capture."""
 
     def give_up(self, slab: Slab) -> bool:
         return False

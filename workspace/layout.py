@@ -137,6 +137,8 @@ class Exclusive:
                 f"exclusive groups {self.groups} are used on different streams {self.streams}, which nothing orders",
                 "give each group bytes of its own, or use them on one stream",
             )
+        if not all(self.groups):
+            raise LayoutError(f"one of the exclusive groups {self.groups} is empty", "name the tensors of each group")
         names = [name for group in self.groups for name in group]
         if len(set(names)) != len(names):
             raise LayoutError(f"a tensor stands in two of the exclusive groups {self.groups}", "name each tensor once")
@@ -265,19 +267,19 @@ class Layout:
         order: list[tuple[tuple[str, ...], str | None]] = []
         order.extend(((name,), None) for name in self.specs if name not in grouped)
         for one in self.exclusive:
-            filled = [names for names in one.groups if names]
             # The widest alignment first, so that the shared start suits every group.
-            first = max(filled, key=lambda names: self.specs[names[0]].align)
+            first = max(one.groups, key=lambda names: self.specs[names[0]].align)
             order.append((first, None))
-            order.extend((names, first[0]) for names in filled if names is not first)
+            order.extend((names, first[0]) for names in one.groups if names is not first)
         return order
 
 
 RESOLVED_KEPT = 16384
 
 RESERVED = frozenset(
-    """acquire address asked covers declare events filled fresh joined lend let_go nbytes on outlived_capture owner pin
-    pins release released replayed replays request stamped stream tensors unpin until use uses""".split()
+    """acquire address asked covers declare events filled forked fresh held joined last_uses lend let_go nbytes of on
+    outlived_capture owner parent pin pins release released replayed replays request stamped stream tensors unforked
+    unpin until use uses""".split()
 )
 """Attribute names of a lease, which no tensor of a layout may take."""
 

@@ -163,6 +163,10 @@ class Lease(Pinnable):
             return any(tensor is one or _starts(one) == address for one, _ in self._homes.values())
         return self._block.address <= address < self._block.address + max(self._block.nbytes, 1)
 
+    @property
+    def parent(self) -> WorkspaceProvider:
+        return self.request.workspace.provider
+
     # -- tensors ---------------------------------------------------------------------------------------------
     def __getattr__(self, name: str) -> Any:
         # Only names the class lacks come here: the layout's tensors are properties of `lease_type`.
@@ -224,7 +228,9 @@ class Lease(Pinnable):
         """Last uses as of now; under ``strict_streams``, those of every stream seen at work."""
         if self.request.workspace.config.strict_streams:
             for stream in timeline.streams():
-                self.declare(stream)
+                # A raw stream may be gone by now; its uses must be declared.
+                if stream.communication or not stream.exact:
+                    self.declare(stream)
         return super().stamped(timeline)
 
     def until(self, work: Any) -> None:
@@ -297,18 +303,17 @@ class Lease(Pinnable):
             self.request.workspace.await_works(self, works)
         timeline = self.request.workspace.timeline
         with timeline.lock:
+            uses = self.stamped(timeline)
             self._tensors = None
             self.held.remove(self)
-            stream = self.stream
-            if stream.capture is not None:
-                stream.capture.leases.remove(self)
-            uses = self.stamped(timeline)
+            if self.stream.capture is not None:
+                self.stream.capture.leases.remove(self)
             self.uses = None
             self._state = PINNED if self.pins else self._rest
             if self.pins:
                 self.replayed(uses, timeline)
             else:
-                self._give_back(uses)
+                self._give_back(self.last_uses(uses))
 
     def _give_back(self, uses: Uses) -> None:
         block = self._block
@@ -322,13 +327,17 @@ class Lease(Pinnable):
 
     def let_go(self) -> None:
         if self._tensors is None:
-            uses, self.replays = self.replays or {}, None
-            self._give_back(uses)
+            self._give_back(self.last_uses({}))
             self._state = self._rest
 
     def outlived_capture(self) -> None:
-        """The capture it was taken in has ended: its bytes are the graph's, and nothing is left to release."""
+        """The capture it was taken in has ended: its bytes are the graph's, and there is nothing left to release."""
+        if self._block is not None:
+            self._provider.abandon(self._block)
+        else:
+            self._give_back(self.stamped(self.request.timeline))
         self._tensors = None
+        self.uses = None
         self._state = self._rest
         if self in self.held:
             self.held.remove(self)
@@ -388,7 +397,13 @@ def _tensor(name: str, position: int) -> property:
         except TypeError:
             raise self._released(name) from None
 
-    return property(get, doc=f"Tensor {name!r} of the layout.")
+    def same(self: Lease, value: Any) -> None:
+        # ``lease.x += 1`` assigns what the in-place operator returned.
+        held = get(self)
+        if value is not held and not (isinstance(held, Slot) and value is held.tensor()):
+            raise LeaseError(f"{name!r} of the lease of {self.owner} cannot be replaced", "copy into it: .copy_(...)")
+
+    return property(get, same, doc=f"Tensor {name!r} of the layout.")
 
 
 def _starts(tensor: Any) -> int:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from workspace.capture import Capture
     from workspace.driver import Graph as DriverGraph
-    from workspace.holding import Pinnable
-    from workspace.lane import Lane
-    from workspace.timeline import Timeline
 
 
 class Pins:
@@ -16,20 +14,25 @@ class Pins:
 
     Attributes
     ----------
+    providers
+        Identities of the providers whose bytes it uses; none for a graph that is no business of the library.
+    memory
+        Tensors of the framework's allocator declared used in the capture.
     raw
         The graph may have been replayed without the library's knowledge. Such replays may be under way on any
         stream, and only the device's idleness proves them over.
     """
 
-    def __init__(self, timeline: Timeline, lanes: list[Lane], kept: list[Pinnable], *, raw: bool) -> None:
-        self.timeline = timeline
-        self.lanes = list(lanes)
-        self.kept = list(kept)
-        self.raw = raw
+    def __init__(self, capture: Capture) -> None:
+        self.timeline = capture.timeline
+        self.lanes = list(capture.lanes)
+        self.kept = list(capture.kept)
+        self.memory = list(capture.memory)
+        self.raw = capture.raw
+        self.providers = {id(provider) for provider in capture.providers} | {id(one.parent) for one in self.kept}
         self._alive = 0
-        # A graph that uses none of the library's bytes is none of its business.
-        self._counted = bool(lanes or kept)
-        timeline.graphs += self._counted
+        if self.providers:
+            self.timeline.pins.add(self)
         for lane in self.lanes:
             lane.graphs += 1
 
@@ -51,15 +54,15 @@ class Pins:
             self._unpin()
 
     def _unpin(self) -> None:
-        if self.raw and self._counted:
+        if self.raw and self.providers:
             if self.timeline.captures:
                 self.timeline.deferred.append(self._unpin)
                 self.timeline.refresh()
                 return
             self.timeline.synchronize()
-        self.timeline.graphs -= self._counted
+        self.timeline.pins.discard(self)
         for lane in self.lanes:
             lane.drop_graph()
-        for lease in self.kept:
-            lease.unpin()
-        self.lanes, self.kept = [], []
+        for holding in self.kept:
+            holding.unpin()
+        self.lanes, self.kept, self.memory = [], [], []

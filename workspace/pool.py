@@ -9,7 +9,7 @@ from sortedcontainers import SortedKeyList
 
 from workspace.block import FREE, GONE, TAKEN, Block, Shelf, Slab
 from workspace.request import Request
-from workspace.source import Source, grow_tail
+from workspace.source import Source
 from workspace.streams import Stream
 from workspace.timeline import Timeline
 
@@ -124,24 +124,30 @@ class Pool:
         """Obtain bytes for a block of this size, after giving up idle slabs. Raises `CapacityError`, state kept."""
         home = self.home(stream)
         for slab in self.slabs:
-            last = slab.blocks()[-1]
-            free = last.nbytes if last.state == FREE and self.timeline.ordered(last, stream) else 0
-            if self.source.extend(slab, nbytes - free):
-                if last.state == FREE:
-                    self._remove(last)
-                grow_tail(slab, nbytes - free)
-                tail = slab.blocks()[-1]
+            tail = self._lengthen(slab, nbytes, stream)
+            if tail is not None:
                 tail.home = home
                 self._insert(tail, coalesce=False)
                 return tail
         self.source.check(nbytes, self.idle())
-        if not self.source.fixed:
-            self.give_up_idle()
+        if not self.source.fixed and self.give_up_idle():
+            self.source.release_cached()
         slab = self.source.obtain(nbytes, stream)
         self.slabs.append(slab)
         slab.first.home = home
         self._insert(slab.first)
         return slab.first
+
+    def _lengthen(self, slab: Slab, nbytes: int, stream: Stream) -> Block | None:
+        """Make the slab longer in place so that its last block has this size, and is ordered; None if it cannot be."""
+        last = slab.blocks()[-1]
+        usable = last.state == FREE and self.timeline.ordered(last, stream)
+        missing = nbytes - last.nbytes if usable else nbytes
+        if not self.source.extend(slab, missing):
+            return None
+        if usable:
+            self._remove(last)
+        return slab.lengthen(missing, last if usable else None)
 
     def adopt(self, slabs: list[Slab]) -> None:
         """Start with these slabs, all of them free."""
@@ -160,12 +166,21 @@ class Pool:
         given = 0
         for slab in [slab for slab in self.slabs if slab.idle()]:
             nbytes = slab.nbytes
+            self._gather(slab)
             if self.source.give_up(slab):
                 self._remove(slab.first)
                 slab.first.state = GONE
                 self.slabs.remove(slab)
                 given += nbytes
         return given
+
+    def _gather(self, slab: Slab) -> None:
+        """Make an idle slab one free block, whatever homes its blocks had."""
+        for block in slab.blocks():
+            self._remove(block)
+        while slab.first.next is not None:
+            slab.first.absorb_next()
+        self._insert(slab.first)
 
     def consolidate(self) -> bool:
         """Empty all shelves into the free blocks; returns whether there was anything on them."""
@@ -186,6 +201,7 @@ class Pool:
     def claim(self, block: Block, nbytes: int) -> Block:
         """Take free bytes out of circulation for a lane's footprint."""
         block = self.take(block, nbytes, block.home)
+        block.request = None
         self.taken -= block.nbytes
         return block
 

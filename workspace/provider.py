@@ -76,6 +76,9 @@ class WorkspaceProvider(Protocol):
     def give_back(self, block: Block | None, stream: Stream) -> None:
         """Take a block back; ``block.uses`` holds its last uses, the acquiring stream's included."""
 
+    def abandon(self, block: Block) -> None:
+        """A lease of a capture ended with it: account for the block, whose bytes stay as they are."""
+
     def tensors(self, request: Request, block: Block) -> list[Any]:
         """Tensors of the request's extents over a placed block, kept for the next lease of the same block."""
 

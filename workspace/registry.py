@@ -64,27 +64,39 @@ def strategies() -> dict[str, StrategyEntry]:
     """All strategies by name.
 
     A package adds one through the entry-point group ``workspace.strategies``: the object has ``safe`` (bool), a
-    docstring whose first line is the summary, and is called with the timeline and the config.
+    docstring whose first line is the summary, and is called with the timeline and the config. One that cannot be
+    imported is listed as such, and raises when it is chosen.
     """
     found = {entry.name: entry for entry in _BUILT_IN}
     for point in entry_points(group="workspace.strategies"):
         if point.name not in found:
-            factory = point.load()
-            summary = (factory.__doc__ or point.value).strip().splitlines()[0]
-            found[point.name] = StrategyEntry(point.name, summary, bool(factory.safe), point.load)
+            found[point.name] = _installed(point)
     return found
+
+
+def _installed(point: EntryPoint) -> StrategyEntry:
+    try:
+        factory = point.load()
+    except Exception as error:  # whatever a package raises at import must not hide the other strategies
+        return StrategyEntry(point.name, f"cannot be imported: {error}", True, point.load)
+    summary = (factory.__doc__ or point.value).strip().splitlines()[0]
+    return StrategyEntry(point.name, summary, bool(factory.safe), point.load)
 
 
 def strategy(name: str) -> StrategyEntry:
     """One strategy. Raises `UnknownStrategy`, naming the nearest."""
+    for entry in _BUILT_IN:
+        if entry.name == name:
+            return entry
     known = strategies()
     if name not in known:
         near = get_close_matches(name, known, 1)
         raise UnknownStrategy(
             f"strategy {name!r} is not known",
             (f"did you mean {near[0]!r}? " if near else "") + f"there are: {', '.join(known)}",
-            name=name, known=tuple(known),
-        )  # fmt: skip
+            name=name,
+            known=tuple(known),
+        )
     return known[name]
 
 

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from workspace.workspace import Workspace
 
 
+def fake_mode() -> bool:
+    """Whether a FakeTensorMode is active: what is lent then are fake tensors."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+
+
 class Single(Pinnable):
     """Bytes of one tensor on loan until its storage dies, views included. Not held by a thread: uses are declared."""
 
@@ -38,6 +43,10 @@ class Single(Pinnable):
         self.nbytes = request.payload
         self.dead = False
 
+    @property
+    def parent(self) -> WorkspaceProvider:
+        return self.provider
+
     def died(self) -> None:
         # The storage's finaliser: no lock, no device call. The use is stamped when the next acquire drains the queue.
         self.workspace.timeline.later(self.collect)
@@ -50,11 +59,11 @@ class Single(Pinnable):
         if self.pins:
             self.replayed(uses, self.workspace.timeline)
         else:
-            self._return(uses)
+            self._return(self.last_uses(uses))
 
     def let_go(self) -> None:
         if self.dead:
-            self._return(self.replays or {})
+            self._return(self.last_uses({}))
 
     def _return(self, uses: dict[int, int]) -> None:
         self.block.uses, self.block.events = uses, self.events
@@ -63,11 +72,15 @@ class Single(Pinnable):
 
 def lend_single(workspace: Workspace, shape: tuple[int, ...], dtype: torch.dtype, owner: str) -> Any:
     """Place one tensor on the current stream; see `Workspace.empty`."""
+    if fake_mode():
+        return torch.empty(tuple(shape), dtype=dtype, device=workspace.driver.device)
     request = workspace.single_request(tuple(shape), dtype, owner)
     timeline = workspace.timeline
     with timeline.lock:
         timeline.ready()
         stream = timeline.current()
+        if not request.nbytes:
+            return timeline.driver.empty(request.extents[0].shape, dtype, stream.key)
         if stream.exact and not stream.communication:
             raise StreamError(
                 f"a single tensor on {stream!r}, a stream the library does not own",
@@ -103,6 +116,8 @@ class Persistent:
         timeline = self._workspace.timeline
         with timeline.lock:
             timeline.ready()
+            if fake_mode():
+                return torch.zeros(tuple(shape), dtype=dtype, device=timeline.driver.device)
             found = self._buffers.get(name)
             if found is not None:
                 if tuple(found.shape) != tuple(shape) or found.dtype != dtype:

@@ -107,16 +107,19 @@ class Slot:
         return function(*args, **kwargs)
 
 
-def _binary(name: str) -> Callable[[Slot, Any], Any]:
-    def method(self: Slot, other: Any) -> Any:
-        return getattr(self.tensor(), name)(other.tensor() if isinstance(other, Slot) else other)
+def _operator(name: str) -> Callable[..., Any]:
+    def method(self: Slot, *others: Any) -> Any:
+        return getattr(self.tensor(), name)(*(one.tensor() if isinstance(one, Slot) else one for one in others))
 
     return method
 
 
 for _name in (
-    "add", "sub", "mul", "truediv", "floordiv", "mod", "matmul", "and", "or", "xor", "lt", "le", "gt", "ge", "eq", "ne",
-    "radd", "rsub", "rmul", "rtruediv", "iadd", "isub", "imul", "itruediv",
-):  # fmt: skip
-    setattr(Slot, f"__{_name}__", _binary(f"__{_name}__"))
+    *("neg", "pos", "abs", "invert", "bool", "int", "float", "index", "iter", "contains"),
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift"),
+    *("radd", "rsub", "rmul", "rtruediv", "rfloordiv", "rmod", "rpow", "rmatmul", "rand", "ror", "rxor"),
+    *("iadd", "isub", "imul", "itruediv", "iand", "ior", "ixor"),
+    *("lt", "le", "gt", "ge", "eq", "ne"),
+):
+    setattr(Slot, f"__{_name}__", _operator(f"__{_name}__"))
 Slot.__hash__ = object.__hash__  # type: ignore[method-assign]  # an own __eq__ would remove it

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol
 
-from workspace.block import FREE, Block, Slab, pinned_owners
+from workspace.block import Slab, pinned_owners
 from workspace.errors import CapacityError
 from workspace.layout import ALIGNMENT, round_up
 from workspace.streams import Stream
@@ -28,6 +28,9 @@ class Source(Protocol):
 
     def extend(self, slab: Slab, nbytes: int) -> int:
         """Make a slab up to `nbytes` longer in place; returns the bytes added, 0 when it cannot."""
+
+    def release_cached(self) -> None:
+        """Let the framework's allocator return what was given up to the device, where a larger slab can use it."""
 
     def give_up(self, slab: Slab) -> bool:
         """Give an idle slab back. False (nothing done) when its last uses cannot be seen complete now."""
@@ -83,12 +86,16 @@ class DriverSource:
         owners = tuple(pinned_owners(slab))
         buffer, nbytes = slab.buffer, slab.buffer.nbytes
         self.held -= nbytes
-        if owners:
-            serial = next(self._serial)
-            self.retired[serial] = (nbytes, owners)
-            weakref.finalize(buffer, _unretire, self.timeline.later, self.retired, serial)
+        serial = next(self._serial)
+        self.retired[serial] = (nbytes, owners)
+        weakref.finalize(buffer, _unretire, self.timeline.later, self.retired, serial)
         del slab.buffer, buffer
+        self.timeline.drain()
         return True
+
+    def release_cached(self) -> None:
+        if not self.timeline.captures:
+            self.timeline.driver.trim()
 
 
 def _unretire(
@@ -98,14 +105,3 @@ def _unretire(
         retired.pop(key, None)
 
     later(forget)
-
-
-def grow_tail(slab: Slab, nbytes: int) -> None:
-    """Add bytes that now belong to the slab behind its last block."""
-    last = slab.blocks()[-1]
-    if last.state == FREE:
-        last.nbytes += nbytes
-    else:
-        tail = Block(slab, slab.nbytes, nbytes)
-        tail.prev, last.next = last, tail
-    slab.nbytes += nbytes

@@ -20,6 +20,7 @@ from workspace.streams import Event, Stream
 if TYPE_CHECKING:
     from workspace.capture import Capture
     from workspace.driver import Graph as DriverGraph
+    from workspace.pins import Pins
 
 
 class Timeline:
@@ -44,8 +45,8 @@ class Timeline:
         Whether each acquire asks the driver, because captures may be begun by raw calls.
     deferred
         What `finished` holds and cannot be done while a capture is open.
-    graphs
-        Number of graphs that exist.
+    pins
+        What the graphs that exist pin.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -62,7 +63,7 @@ class Timeline:
         self.finished: deque[Callable[[], None]] = deque()
         self.deferred: list[Callable[[], None]] = []
         self.state = ThreadState()
-        self.graphs = 0
+        self.pins: set[Pins] = set()
         self.fences = 0
         self._spent: deque[int] = deque()
         self._streams: dict[int, Stream] = {}
@@ -92,6 +93,11 @@ class Timeline:
         Raises `StreamError` for None: an omitted stream means the caller's current one, an explicit None is a bug.
         """
         if isinstance(stream, Stream):
+            if self._by_id.get(stream.id) is not stream:
+                raise StreamError(
+                    f"{stream!r} belongs to another device, or to a capture that ended",
+                    "pass a stream of this workspace's device",
+                )
             return stream
         if stream is None:
             raise StreamError("stream=None", "omit the argument for the caller's current stream, or pass a stream")
@@ -272,6 +278,8 @@ class Timeline:
         threads enqueue meanwhile is not claimed.
         """
         with self.lock:
+            if stream is not None and (stream.capture is not None or self.driver.capture_of(stream.key)):
+                raise CaptureError(f"{stream!r} is synchronised while it captures", "synchronise outside the capture")
             streams = [stream] if stream is not None else list(self._streams.values())
             covered = [self.clocks.record(one.id) for one in streams if one.capture is None]
         self._call(self.driver.synchronize, stream.key if stream is not None else None)
@@ -367,7 +375,7 @@ _LOCK = threading.Lock()
 
 
 def timeline_of(driver: Driver) -> Timeline:
-    """The timeline of a driver's device, shared by all workspaces on it."""
+    """The timeline of a driver, which is one for each device: all workspaces on it share clocks and lock."""
     with _LOCK:
         found: Timeline | None = getattr(driver, "_workspace_timeline", None)
         if found is None:

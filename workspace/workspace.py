@@ -27,13 +27,12 @@ from workspace.event import WorkspaceEvent
 from workspace.explain import Reason
 from workspace.fork import Branch, Fork
 from workspace.graph import Graph
-from workspace.holding import Holding
 from workspace.layout import ALIGNMENT, Layout, Resolved, TensorSpec, round_up
 from workspace.lease import Lease
 from workspace.provider import WorkspaceProvider
 from workspace.request import Request
 from workspace.reservation import Reservation
-from workspace.single import Persistent, Single, lend_single
+from workspace.single import Persistent, Single, fake_mode, lend_single
 from workspace.snapshot import Snapshot, take_snapshot
 from workspace.streams import CURRENT, Stream
 from workspace.timeline import Timeline
@@ -71,8 +70,9 @@ class Workspace:
         provider: WorkspaceProvider,
         config: WorkspaceConfig,
         device: Any,
-        child: Callable[[str], Workspace],
+        child: Callable[[str, Workspace], Workspace],
         name: str = "",
+        reservation: Reservation | None = None,
     ) -> None:
         self.timeline = timeline
         self.strategy_object = strategy
@@ -89,7 +89,7 @@ class Workspace:
         self._requests: dict[tuple[Any, ...], Request] = {}
         self._resolved: dict[tuple[Resolved, bool], Request] = {}
         self._single_layouts: dict[tuple[Any, ...], Layout] = {}
-        self._reservation = Reservation()
+        self._reservation = reservation or Reservation()
         self._persistent = Persistent(self)
         self._locked = False
         self._closed = False
@@ -198,8 +198,7 @@ class Workspace:
     def lends_fake(self, lease: Lease) -> bool:
         """Refusals of an acquire; under FakeTensor the lease gets fake tensors (True)."""
         self._check_open()
-        fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
-        if fake is not None:
+        if fake_mode():
             device = self.driver.device
             lease.lend([torch.empty(one.shape, dtype=one.dtype, device=device) for one in lease.request.extents])
             return True
@@ -268,25 +267,45 @@ class Workspace:
         if isinstance(bytes_of, Lease):
             bytes_of.use(stream)
             return
-        holding = self._holding(bytes_of)
-        if isinstance(holding, Lease):
-            holding.use(stream)
-            return
         with self.timeline.lock:
             target = self.timeline.inside(self.timeline.of(stream))
-            if target.capture is not None and not holding.pins:
-                holding.pin()
-                target.capture.kept.append(holding)
-            holding.declare(target)
+            holding = self._holding(bytes_of)
+            if holding is None:
+                self._use_memory(bytes_of, target)
+            elif isinstance(holding, Lease):
+                holding.use(target)
+            else:
+                self._use_single(holding, target)
 
-    def _holding(self, tensor: Any) -> Lease | Single:
+    def _use_single(self, single: Single, target: Stream) -> None:
+        if target.exact and not target.communication:
+            raise StreamError(
+                f"a single tensor is used on {target!r}, a stream the library does not own",
+                "use a scoped lease there: its last use is recorded at release, before the handle can be destroyed",
+            )
+        if target.capture is not None and single not in target.capture.kept:
+            single.pin()
+            target.capture.kept.append(single)
+        single.declare(target)
+
+    def _use_memory(self, tensor: Any, target: Stream) -> None:
+        """A tensor of the framework's allocator, which a graph keeps as a whole."""
+        if target.capture is not None:
+            target.capture.memory.append(tensor)
+        else:
+            self.driver.record_use(tensor, target.key)
+
+    def _holding(self, tensor: Any) -> Lease | Single | None:
+        """What lends the tensor's bytes; None when they are the framework allocator's own, or there are none."""
         address = self.driver.address_of(tensor)
         for lease in self.timeline.state.held:
             if isinstance(lease, Lease) and lease.covers(address, tensor):
                 return lease
         for single in self.singles.values():
-            if single.address <= address < single.address + max(single.nbytes, 1):
+            if single.address <= address < single.address + single.nbytes:
                 return single
+        if not tensor.numel() or not self.provider.lends_tensors:
+            return None
         raise LateUse(
             f"a use of {type(tensor).__name__} at {address:#x} is declared, and no live lease of this thread holds it",
             "declare uses before the release, in the thread that acquired the lease",
@@ -372,24 +391,27 @@ class Workspace:
             nbytes = self._reservation.nbytes(micro_batches=self.config.micro_batches, headroom=self.config.headroom)
             if nbytes:
                 self.provider.reserve(nbytes, self._reservation.requests)
-            return nbytes
+            return nbytes + sum(child.reserve() for child in self._own_children())
 
     def lock(self) -> None:
         """Forbid growth from now on: a request that does not fit is refused. Twice is no error."""
         with self.timeline.lock:
             self._locked = True
             self.provider.lock(True)
+            for child in self._own_children():
+                child.lock()
 
     def unlock(self) -> None:
         """Allow growth again. Raises `LockError` while graphs exist: they hold addresses of what is reserved."""
         with self.timeline.lock:
             self.timeline.drain()
-            if self.timeline.graphs:
-                raise LockError(
-                    f"unlock() while {self.timeline.graphs} graphs exist", "release the graphs first (Graph.release)"
-                )
+            graphs = self._graphs()
+            if graphs:
+                raise LockError(f"unlock() while {graphs} graphs exist", "release the graphs first (Graph.release)")
             self._locked = False
             self.provider.lock(False)
+            for child in self._own_children():
+                child.unlock()
 
     @property
     def locked(self) -> bool:
@@ -401,7 +423,7 @@ class Workspace:
             self.timeline.drain()
             if self.timeline.captures:
                 return 0
-            freed = self.provider.trim()
+            freed = self.provider.trim() + sum(child.trim() for child in self._own_children())
             self.driver.trim()
             return freed
 
@@ -430,24 +452,38 @@ class Workspace:
         """The workspace of one owner, on the same timeline; its own strategy where the setting `owners` names one."""
         found = self.children.get(name)
         if found is None:
-            found = self.children[name] = self._child(name)
+            found = self.children[name] = self._child(name, self)
         return found
 
     def close(self) -> None:
-        """Give everything back. Raises `LockError` while leases or graphs exist. Twice is no error."""
+        """Give everything back, owners with strategies of their own first. Twice is no error.
+
+        Raises `LockError` while leases, single tensors or graphs of this workspace exist.
+        """
         if self._closed:
             return
         with self.timeline.lock:
             self.timeline.drain()
+            for child in self._own_children():
+                child.close()
             held = self.provider.held().allocated if self.provider.lends_tensors else 0
-            if held or self.timeline.graphs:
+            graphs = self._graphs()
+            if held or graphs:
                 raise LockError(
-                    f"close() while {held} bytes are on lease and {self.timeline.graphs} graphs exist",
+                    f"close() while {held} bytes are on lease and {graphs} graphs exist",
                     "release leases, single tensors and graphs first",
                 )
             self._persistent.clear()
             self.provider.close()
             self._closed = True
+
+    def _graphs(self) -> int:
+        """Graphs that use bytes of this workspace."""
+        return sum(id(self.provider) in pins.providers for pins in self.timeline.pins)
+
+    def _own_children(self) -> list[Workspace]:
+        """Workspaces of owners with a strategy of their own; the others share this one's provider."""
+        return [child for child in self.children.values() if child.provider is not self.provider]
 
     def __enter__(self) -> Workspace:
         return self
@@ -468,6 +504,7 @@ class Workspace:
             "pass its config, and call workspace.create(config=...) there; modules keep a workspace.Handle",
         )
 
-    def holds(self) -> list[Holding]:
-        """What the calling thread holds, oldest first."""
-        return list(self.timeline.state.held)
+    @property
+    def reservation(self) -> Reservation:
+        """What is declared, by this workspace and the owners that share its provider."""
+        return self._reservation

@@ -31,6 +31,9 @@ class Adaptor:
     def give_back(self, block: Block | None, stream: Stream) -> None:
         self.inner.give_back(block, stream)
 
+    def abandon(self, block: Block) -> None:
+        self.inner.abandon(block)
+
     def tensors(self, request: Request, block: Block) -> list[Any]:
         return self.inner.tensors(request, block)
 

@@ -37,6 +37,10 @@ class Limit(Adaptor):
             self._lent[0] -= block.nbytes
         self.inner.give_back(block, stream)
 
+    def abandon(self, block: Block) -> None:
+        self._lent[0] -= block.nbytes
+        self.inner.abandon(block)
+
     def fresh(self, request: Request, position: int, stream: Stream) -> Any:
         self._check(request.owner, request.extents[position].nbytes)
         return self.inner.fresh(request, position, stream)

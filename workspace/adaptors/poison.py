@@ -38,7 +38,9 @@ class Poison(Adaptor):
         return block
 
     def give_back(self, block: Block | None, stream: Stream) -> None:
-        if block is not None and block.nbytes and self.timeline.fenceable(block, stream):
+        # A stream that began to capture since would take the fill into its graph, and repeat it at each replay.
+        captured = stream.capture is None and self.timeline.driver.capture_of(stream.key)
+        if block is not None and block.nbytes and not captured and self.timeline.fenceable(block, stream):
             self.timeline.fence(block, stream)
             request = block.request
             lead = request.lead if request is not None else 0

@@ -51,6 +51,11 @@ class Statistics(Adaptor):
             self._back(self._owner(block.request), block.nbytes)
         self.inner.give_back(block, stream)
 
+    def abandon(self, block: Block) -> None:
+        if block.request is not None:
+            self._back(self._owner(block.request), block.nbytes)
+        self.inner.abandon(block)
+
     def received(self, request: Request, position: int) -> None:
         self._lent(self._owner(request), request.extents[position].nbytes)
         self.inner.received(request, position)

@@ -39,6 +39,9 @@ class Caching:
     def give_back(self, block: Block | None, stream: Stream) -> None:
         raise NotImplementedError(f"{self.name} lends no blocks")
 
+    def abandon(self, block: Block) -> None:
+        raise NotImplementedError(f"{self.name} lends no blocks")
+
     def tensors(self, request: Request, block: Block) -> list[Any]:
         raise NotImplementedError(f"{self.name} lends no blocks")
 

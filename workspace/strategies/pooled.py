@@ -141,7 +141,8 @@ class Pooled:
     def give_back(self, block: Block, stream: Stream) -> None:
         if len(block.uses) > 1:
             self._prune(block, stream)
-        exact = stream.exact or self.config.recording == "exact"
+        stream_of = self.timeline.stream_of
+        exact = self.config.recording == "exact" or any(stream_of(used).exact for used in block.uses)
         if exact:
             self._record(block)
         if len(block.uses) > 1 or exact or stream.capture is not None or block.request is None or not block.nbytes:
@@ -149,9 +150,15 @@ class Pooled:
         else:
             self.pool.shelve(block, block.request, stream)
 
+    def abandon(self, block: Block) -> None:
+        """The pool of a capture ends with it."""
+
     def _prune(self, block: Block, stream: Stream) -> None:
         """Drop uses that precede the acquirer's: whatever is ordered after the acquirer is ordered after them too."""
-        ordered = self.timeline.clocks.ordered
+        clocks = self.timeline.clocks
+        if block.uses.get(stream.id) != clocks.epoch[stream.id]:
+            return  # the acquirer's use is older than what it has seen since
+        ordered = clocks.ordered
         kept: Uses = {}
         for used, epoch in block.uses.items():
             if used == stream.id or not ordered(stream.id, used, epoch):
@@ -222,7 +229,8 @@ class Pooled:
         return child
 
     def trim(self) -> int:
-        return self.pool.give_up_idle()
+        # What a locked workspace gives up it could not get back.
+        return 0 if self.locked else self.pool.give_up_idle()
 
     def held(self) -> Held:
         slabs = tuple(slab.nbytes for slab in self.pool.slabs)

@@ -67,6 +67,9 @@ class Unfenced:
         if block is not None:
             self._allocated -= block.nbytes
 
+    def abandon(self, block: Block) -> None:
+        self._allocated -= block.nbytes
+
     def tensors(self, request: Request, block: Block) -> list[Any]:
         base = block.slab.start + request.start(block.address)
         tensor = self.timeline.driver.tensor
