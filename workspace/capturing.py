@@ -107,12 +107,15 @@ class GraphCapture:
         with timeline.lock:
             timeline.opening = capture
             try:
-                identity = timeline.driver.begin_capture(capture.origin.key)
+                identity = timeline.driver.begin_capture(capture.origin.key, self._last_segment())
                 capture.identity = identity
                 timeline.captures[identity] = capture
                 timeline.refresh()
             finally:
                 timeline.opening = None
+
+    def _last_segment(self) -> DriverGraph | None:
+        return next((segment for segment in reversed(self._segments) if not callable(segment)), None)
 
     def _end_segment(self, capture: Capture) -> None:
         timeline = self._timeline

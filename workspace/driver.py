@@ -64,7 +64,10 @@ class Driver(Protocol):
         """Whether the stream lives as long as the process, so that an event on it may be recorded late."""
 
     def capture_of(self, stream: int) -> int:
-        """Identity of the capture the stream is part of, 0 when it is not capturing."""
+        """Identity of the capture the stream is part of, 0 when it is not capturing.
+
+        Also of a capture that broke, until it is ended.
+        """
 
     # -- events --------------------------------------------------------------------------------------------
     def new_event(self) -> int: ...
@@ -82,7 +85,10 @@ class Driver(Protocol):
     def synchronize_event(self, event: int) -> None: ...
 
     def synchronize(self, stream: int | None = None) -> None:
-        """Block the host until a stream, or with None the device, is idle."""
+        """Block the host until a stream, or with None the device, is idle.
+
+        While a capture is open, None means every never-destroyed stream that is not capturing.
+        """
 
     # -- memory --------------------------------------------------------------------------------------------
     def alloc(self, nbytes: int, stream: int) -> Buffer:
@@ -124,11 +130,17 @@ class Driver(Protocol):
         """Attribute bytes to an owner in the device's access log (no effect on a device without one)."""
 
     def trim(self) -> None:
-        """Return memory cached by the framework's allocator to the device (``empty_cache``)."""
+        """Return memory cached by the framework's allocator to the device (``empty_cache``).
+
+        Raises `CaptureError` where it would break an open capture.
+        """
 
     # -- captures and graphs -------------------------------------------------------------------------------
-    def begin_capture(self, stream: int) -> int:
-        """Begin a capture on a stream; return its identity."""
+    def begin_capture(self, stream: int, share: Graph | None = None) -> int:
+        """Begin a capture on a stream; return its identity.
+
+        `share` is the segment before of one breakable graph, whose allocator pool the new segment uses too.
+        """
 
     def end_capture(self, stream: int) -> Graph: ...
 
@@ -136,7 +148,13 @@ class Driver(Protocol):
         """End a capture that failed, keeping nothing; the stream is usable again."""
 
     def on_graph_release(self, graph: Graph, callback: Callable[[], None]) -> None:
-        """Call back once when the graph's resources are gone (reset or collected), from any thread."""
+        """Call back once when the graph's resources are gone (reset or collected).
+
+        From whichever thread next calls `poll`, `alloc`, `trim`, `synchronize` or `begin_capture`, or at once.
+        """
+
+    def poll(self) -> None:
+        """Run the callbacks of graphs that have gone since the last poll. Makes no device call."""
 
     def watch_captures(
         self,

@@ -145,4 +145,4 @@ class Graph:
             if not callable(segment):
                 segment.reset()
         with self.timeline.lock:
-            self.timeline.drain()
+            self.timeline.settle_releases()

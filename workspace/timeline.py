@@ -348,6 +348,11 @@ class Timeline:
         if self.finished or self.deferred:
             self.drain()
 
+    def settle_releases(self) -> None:
+        """Let go of what graphs that are gone have pinned, as far as the driver knows by now."""
+        self.driver.poll()
+        self.drain()
+
     def drain(self) -> None:
         """Run what finalisers left behind. Called with the lock held, before a placement."""
         while self.finished:

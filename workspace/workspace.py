@@ -404,7 +404,7 @@ class Workspace:
     def unlock(self) -> None:
         """Allow growth again. Raises `LockError` while graphs exist: they hold addresses of what is reserved."""
         with self.timeline.lock:
-            self.timeline.drain()
+            self.timeline.settle_releases()
             graphs = self._graphs()
             if graphs:
                 raise LockError(f"unlock() while {graphs} graphs exist", "release the graphs first (Graph.release)")
@@ -420,7 +420,7 @@ class Workspace:
     def trim(self) -> int:
         """Give idle slabs back to the framework's allocator and empty its cache; returns the bytes given back."""
         with self.timeline.lock:
-            self.timeline.drain()
+            self.timeline.settle_releases()
             if self.timeline.captures:
                 return 0
             freed = self.provider.trim() + sum(child.trim() for child in self._own_children())
@@ -439,7 +439,7 @@ class Workspace:
     def snapshot(self) -> Snapshot:
         """What the workspace holds now."""
         with self.timeline.lock:
-            self.timeline.drain()
+            self.timeline.settle_releases()
             return take_snapshot(self)
 
     def explain(self, count: int = 10) -> list[tuple[Reason, int]]:
@@ -463,7 +463,7 @@ class Workspace:
         if self._closed:
             return
         with self.timeline.lock:
-            self.timeline.drain()
+            self.timeline.settle_releases()
             for child in self._own_children():
                 child.close()
             held = self.provider.held().allocated if self.provider.lends_tensors else 0

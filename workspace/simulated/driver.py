@@ -43,10 +43,16 @@ class SimulatedDriver:
         self.tensor = simulated.tensor
         self.owner_of = simulated.label_range
         self.trim = simulated.empty_cache
-        self.begin_capture = simulated.begin_capture
         self.end_capture = simulated.end_capture
         self.abort_capture = simulated.abort_capture
         self.watch_captures = simulated.watch_captures
+
+    def begin_capture(self, stream: int, share: Graph | None = None) -> int:
+        """The segments of one graph share nothing that would have to be said here: memory outlives captures."""
+        return self.simulated.begin_capture(stream)
+
+    def poll(self) -> None:
+        """Nothing waits: a graph's callbacks run when it goes."""
 
     def stream_key(self, stream: object) -> int:
         """Key of a `Stream`, an object with ``key`` or ``__cuda_stream__``, a raw handle or a key."""

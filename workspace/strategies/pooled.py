@@ -96,7 +96,16 @@ class Pooled:
                     pass  # a fence needs no memory: it is the answer to a full device
             self._fence(block, request, stream)
             return block
-        if not may_grow:
+        return self._last_resort(request, stream)
+
+    def _last_resort(self, request: Request, stream: Stream) -> Block:
+        """Nothing free fits: what graphs that are gone had pinned may, else the pool grows, or refuses."""
+        graphs = len(self.timeline.pins)
+        self.timeline.settle_releases()
+        if len(self.timeline.pins) < graphs:
+            self.pool.consolidate()
+            return self._ordered(request, stream) or self._unordered(request, stream)
+        if self.locked:
             raise self._refusal(request, stream)
         return self._grow(request, stream)
 
