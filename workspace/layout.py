@@ -220,6 +220,9 @@ class Layout:
 
     def resolve(self, **dims: int) -> Resolved:
         """Offsets, shapes and total bytes. Raises `LayoutError` for missing, unknown or negative dims."""
+        for dim, value in dims.items():
+            if type(value) is not int:
+                raise SizeError(f"dim {dim}={value!r} of layout {self.name!r} is not an int", "pass a Python int")
         key = tuple(sorted(dims.items()))
         found = self._resolved.get(key)
         if found is None:
@@ -241,8 +244,6 @@ class Layout:
                 f"its dims are {', '.join(sorted(self.dim_names)) or 'none'}",
             )
         for dim, value in dims.items():
-            if type(value) is not int:
-                raise SizeError(f"dim {dim}={value!r} of layout {self.name!r} is not an int", "pass a Python int")
             if value < 0:
                 raise SizeError(f"dim {dim}={value} of layout {self.name!r} is negative", "dims are 0 or more")
         placed: dict[str, Extent] = {}

@@ -133,7 +133,10 @@ class Workspace:
         GradModeError
             Autograd records and ``allow_grad`` is off.
         """
-        request = self._requests.get((layout, *dims.values()))
+        try:
+            request = self._requests.get((layout, *dims.values()))
+        except TypeError:  # an unhashable dim, which `_request` refuses by name
+            request = None
         # The key holds the values only, which is all that differs from call to call at one place in the model.
         if request is None or request.dims != dims or zero:
             request = self._request(layout, zero, dims)

@@ -11,6 +11,7 @@ from workspace.errors import StreamError
 from workspace.simulated.streams import FIRST_HANDLE, Stream
 
 if TYPE_CHECKING:
+    from workspace.driver import Graph
     from workspace.simulated.device import Device
 
 
