@@ -408,7 +408,7 @@ class Workspace:
         """Allow growth again. Raises `LockError` while graphs exist: they hold addresses of what is reserved."""
         with self.timeline.lock:
             self.timeline.settle_releases()
-            graphs = self._graphs()
+            graphs = self.graphs
             if graphs:
                 raise LockError(f"unlock() while {graphs} graphs exist", "release the graphs first (Graph.release)")
             self._locked = False
@@ -470,7 +470,7 @@ class Workspace:
             for child in self._own_children():
                 child.close()
             held = self.provider.held().allocated if self.provider.lends_tensors else 0
-            graphs = self._graphs()
+            graphs = self.graphs
             if held or graphs:
                 raise LockError(
                     f"close() while {held} bytes are on lease and {graphs} graphs exist",
@@ -480,8 +480,9 @@ class Workspace:
             self.provider.close()
             self._closed = True
 
-    def _graphs(self) -> int:
-        """Graphs that use bytes of this workspace."""
+    @property
+    def graphs(self) -> int:
+        """Number of graphs that exist and use bytes of this workspace."""
         return sum(id(self.provider) in pins.providers for pins in self.timeline.pins)
 
     def _own_children(self) -> list[Workspace]:

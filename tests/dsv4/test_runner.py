@@ -166,7 +166,7 @@ def test_a_bucket_no_step_announced_is_captured_when_it_comes() -> None:
     runner.run(STEPS[4])
     assert ws.device.counters["begin_capture"] == captures
     runner.close()
-    assert ws.timeline.graphs == 0
+    assert ws.graphs == 0
     ws.close()
 
 

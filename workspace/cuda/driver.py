@@ -154,7 +154,7 @@ class CudaDriver:
         self._memory.trim(self._graphs.capturing)
 
     # -- captures and graphs ---------------------------------------------------------------------------------
-    def begin_capture(self, stream: int, share: CapturedGraph | None = None, mode: str = "thread_local") -> int:
+    def begin_capture(self, stream: int, share: Graph | None = None, mode: str = "thread_local") -> int:
         """Begin a capture on a stream; return its identity.
 
         Parameters
@@ -168,6 +168,8 @@ class CudaDriver:
             ``capture_error_mode``. The default lets other threads go on with calls that would break a
             "global" capture.
         """
+        if share is not None and not isinstance(share, CapturedGraph):
+            raise GraphError(f"{share!r} is no graph of this driver", "pass what end_capture returned")
         self._graphs.releases.poll()
         return self._graphs.begin(stream, share, mode)
 
