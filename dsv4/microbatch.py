@@ -9,6 +9,7 @@ from typing import Any
 from dsv4.plan import PLACE, Calls, Stages
 from dsv4.stages import MAIN
 from dsv4.topology import AUX_STREAMS, Acquire, Branch, Fork, Node, Op, Release
+from workspace import Slot
 
 ALIGNMENT = 256
 """Tensors of a layout are padded to this; the padding belongs to the lease."""
@@ -18,7 +19,7 @@ Range = tuple[int, int]
 
 ByLease = tuple[tuple[int, tuple[str, ...]], ...]
 
-RANGES_KEPT = 1024
+RANGES_KEPT = 64
 """Byte ranges a launch remembers, by the addresses of its leases."""
 
 
@@ -230,6 +231,8 @@ class MicroBatch:
         found = known.get(name)
         if found is None:
             tensor = getattr(self._leases[place], name)
+            if type(tensor) is Slot:
+                tensor = tensor.tensor()
             found = known[name] = (tensor.data_ptr(), tensor.nbytes)
         return found
 
