@@ -90,7 +90,7 @@ def strategies() -> None:
 @click.option("--model", default="", metavar="NAME|FILE", help="Preset or config.json.")
 @click.option("--trace", type=click.Path(path_type=Path), help="CSV of requests. Default: a generated one.")
 @click.option("--driver", type=click.Choice(["simulated", "cuda"]), default="simulated", show_default=True)
-@click.option("--steps", type=click.IntRange(min=1), help="Steps of each cell. Default: the workload's.")
+@click.option("--steps", type=click.IntRange(min=1), default=40, show_default=True, help="Of each cell.")
 @click.option("--mode", "modes", multiple=True, type=click.Choice(MODES), help="Repeatable. Default: all.")
 @click.option("--micro-batches", multiple=True, type=click.IntRange(min=1), default=(1, 2), show_default=True)
 @click.option("--aux", type=click.Choice(list(AUX)), default="on", show_default=True, help="Side streams.")

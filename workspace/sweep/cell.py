@@ -24,8 +24,8 @@ from workspace.sweep.plan import Cell, Replay
 from workspace.sweep.result import Bytes, Judgement, Refused, Result, Sample
 from workspace.sweep.session import open_session
 
-REPEATS = 3
-DETAIL = 400
+REPEATS = 2
+DETAIL = 120
 
 session_of = cache(open_session)
 """The session of a replay, opened once in each process."""

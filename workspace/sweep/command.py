@@ -54,10 +54,11 @@ def run(
     if any(result.envelope for result in measured):
         mode, parts, aux = pictured
         setting = f"{mode}, {parts} micro-batch(es), {'' if aux else 'no '}side streams"
-        draw_bytes(measured, f"Bytes on loan by owner: {session.description}; {setting}", out / "bytes.png")
+        title = f"Bytes on loan by owner; {setting}\n{session.description}"
+        draw_bytes(measured, title, out / "bytes.png")
         written.append("bytes.png")
     if measured:
-        title = f"Peak bytes held and host time: {session.description}"
+        title = f"Peak bytes held and host time per step\n{session.description}"
         draw_comparison(measured, title, out / "comparison.png")
         written.append("comparison.png")
     console.print(f"written to {out}: {', '.join(written)}", highlight=False)

@@ -9,6 +9,7 @@ from typing import Any
 import matplotlib
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from workspace.sweep.result import Result, Sample
 
@@ -17,10 +18,11 @@ from matplotlib import pyplot
 
 # Okabe and Ito's palette: told apart with any common colour blindness.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
-GREY, INK = "#BBBBBB", "#222222"
+SHAPES = ("o", "s", "D", "^", "v", "P", "h")
+GREY, INK, RED = "#BBBBBB", "#222222", "#C00000"
 OTHERS = "other owners"
-MARKERS = {"SAFE": "o", "UNSAFE": "X", "UNKNOWN": "^"}
-MIB = 1 << 20
+EDGES = {"SAFE": INK, "UNSAFE": RED, "UNKNOWN": GREY}
+MIB, GIB = 1 << 20, 1 << 30
 
 STYLE: Any = {
     "figure.dpi": 130,
@@ -42,23 +44,25 @@ def draw_bytes(results: Sequence[Result], title: str, path: Path) -> None:
     """
     sampled = [result for result in results if result.envelope]
     owners = _largest_owners(sampled)
-    top = max(sample.reserved for result in sampled for sample in (*result.envelope, *result.detail))
+    top = max(sample.allocated for result in sampled for sample in (*result.envelope, *result.detail))
     with pyplot.rc_context(STYLE):
         figure, axes = pyplot.subplots(
-            len(sampled), 2, figsize=(12, 1.4 + 2.1 * len(sampled)), sharey=True, squeeze=False,
+            len(sampled), 2, figsize=(12, 1.8 + 1.9 * len(sampled)), sharey=True, squeeze=False,
             layout="constrained",
         )  # fmt: skip
         for (left, right), result in zip(axes, sampled, strict=True):
             _stack(left, result.envelope, [sample.step for sample in result.envelope], owners, "mid")
             _stack(right, result.detail, [sample.launch for sample in result.detail], owners, "post")
             left.set_ylabel(f"{result.cell.strategy}\nMiB")
-            left.set_ylim(0, 1.05 * max(top, 1) / MIB)
+            left.set_ylim(0, 1.3 * max(top, 1) / MIB)
+            held = f"held from the device, peak: {result.bytes.peak_reserved / MIB:,.0f} MiB"
+            left.text(0.99, 0.95, held, transform=left.transAxes, ha="right", va="top", color=INK)
         axes[0][0].set_title("each step at its fullest moment")
-        axes[0][1].set_title(f"inside step {sampled[0].detail[0].step}, the one with most tokens")
+        axes[0][1].set_title(f"first operations of step {sampled[0].detail[0].step}, the one with most tokens")
         axes[-1][0].set_xlabel("step")
         axes[-1][1].set_xlabel("operations enqueued in the step")
         patches = [Patch(color=colour, label=owner) for owner, colour in owners.items()]
-        line = Line2D([], [], color=INK, linewidth=1.2, label="held from the device (reserved)")
+        line = Line2D([], [], color=INK, linewidth=1.2, label="held (where in range)")
         figure.legend(handles=[*patches, line], loc="outside lower center", ncols=5)
         figure.suptitle(title)
         figure.savefig(path)
@@ -93,39 +97,55 @@ def _stack(
 
 
 def draw_comparison(results: Sequence[Result], title: str, path: Path) -> None:
-    """Peak bytes held against host time per step, a panel for each setting; the marker is the verdict."""
+    """Peak bytes held against host time per step, a panel for each setting; filled is SAFE, hollow is not."""
     settings = list(dict.fromkeys(result.cell.setting for result in results))
     rows = list(dict.fromkeys((parts, aux) for _, parts, aux in settings))
     modes = list(dict.fromkeys(mode for mode, _, _ in settings))
     names = list(dict.fromkeys(result.cell.strategy for result in results))
-    colours = {name: PALETTE[index % len(PALETTE)] for index, name in enumerate(names)}
+    looks = {
+        name: (PALETTE[index % len(PALETTE)], SHAPES[index % len(SHAPES)]) for index, name in enumerate(names)
+    }
     with pyplot.rc_context(STYLE):
         figure, axes = pyplot.subplots(
-            len(rows), len(modes), figsize=(1.2 + 2.6 * len(modes), 1.5 + 2.5 * len(rows)), sharex=True,
+            len(rows), len(modes), figsize=(1.2 + 2.6 * len(modes), 1.7 + 2.5 * len(rows)), sharex=True,
             sharey=True, squeeze=False, layout="constrained",
         )  # fmt: skip
         for result in results:
             cell = result.cell
             panel = axes[rows.index((cell.micro_batches, cell.aux_streams))][modes.index(cell.mode)]
+            colour, shape = looks[cell.strategy]
+            verdict = result.judgement.verdict
+            safe = verdict == "SAFE"
             panel.scatter(
-                result.host_us / 1000, result.bytes.peak_reserved / MIB, s=75, alpha=0.9, linewidth=0.8,
-                marker=MARKERS[result.judgement.verdict], color=colours[cell.strategy], edgecolor=INK,
+                result.host_us / 1000, result.bytes.peak_reserved / GIB, s=70, marker=shape, alpha=0.85,
+                facecolor=colour if safe else "white", edgecolor=EDGES[verdict], linewidth=0.8 if safe else 2,
             )  # fmt: skip
-        for panel, mode in zip(axes[0], modes, strict=True):
-            panel.set_title(mode)
-        for panel, (parts, aux) in zip(axes[:, 0], rows, strict=True):
-            streams = "" if aux else "\nno side streams"
-            panel.set_ylabel(f"{parts} micro-batch{'es' if parts > 1 else ''}{streams}\npeak held, MiB")
-        for panel in axes[-1]:
-            panel.set_xlabel("host time per step, ms")
-        axes[0][0].set_xlim(left=0)
-        axes[0][0].set_ylim(bottom=0)
-        dots = [Patch(color=colour, label=name) for name, colour in colours.items()]
-        signs = [
-            Line2D([], [], marker=sign, ls="", color="#888888", mec=INK, ms=8, label=verdict)
-            for verdict, sign in MARKERS.items()
+        _scale(axes, modes, rows)
+        handles = [
+            Line2D([], [], marker=shape, ls="", color=colour, mec=INK, ms=8, label=name)
+            for name, (colour, shape) in looks.items()
         ]
-        figure.legend(handles=[*dots, *signs], loc="outside lower center", ncols=len(dots) + len(signs))
+        for verdict in ("UNSAFE", "UNKNOWN"):
+            hollow: Any = {"mfc": "white", "mec": EDGES[verdict], "mew": 2}
+            handles.append(Line2D([], [], marker="o", ls="", ms=8, label=f"hollow: {verdict}", **hollow))
+        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
         figure.suptitle(title)
         figure.savefig(path)
         pyplot.close(figure)
+
+
+def _scale(axes: Any, modes: Sequence[str], rows: Sequence[tuple[int, bool]]) -> None:
+    """Logarithmic axes with plain numbers, and what each row and column is."""
+    for panel, mode in zip(axes[0], modes, strict=True):
+        panel.set_title(mode)
+    for panel, (parts, aux) in zip(axes[:, 0], rows, strict=True):
+        streams = "" if aux else "\nno side streams"
+        panel.set_ylabel(f"{parts} micro-batch{'es' if parts > 1 else ''}{streams}\npeak held, GiB")
+    for panel in axes[-1]:
+        panel.set_xlabel("host time per step, ms")
+    axes[0][0].set_xscale("log")
+    axes[0][0].set_yscale("log")
+    for axis in (axes[0][0].xaxis, axes[0][0].yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_locator(NullLocator())

@@ -10,11 +10,12 @@ from rich.text import Text
 from workspace.sweep.result import Refused, Result, host_ratios
 
 COLOURS = {"SAFE": "green", "UNSAFE": "bold red", "UNKNOWN": "yellow"}
-VERBS = ("record", "wait", "alloc", "free")
+VERBS = {"record": "record", "wait": "wait", "alloc": "alloc", "replay": "graph_launch"}
+"""Column and the driver's verb that it counts."""
 MIB = 1 << 20
 CAPTION = (
-    f"on loan, held: peak MiB. fences, elided, {', '.join(VERBS)}: per step. host us: per step on the "
-    "simulated device, without the operations themselves. mb: micro-batches."
+    "on loan, held: peak MiB by leases and from the device; a pool holds what was reserved for the largest step. "
+    f"fences, elided, {', '.join(VERBS)}: per step. host us: CPU time per step, without the operations themselves."
 )
 
 
@@ -56,7 +57,7 @@ def _figures(result: Result) -> tuple[str, ...]:
         f"{counters['fences'] / steps:,.1f}",
         f"{counters['elided'] / steps:,.1f}",
         f"{counters['growths']}",
-        *(f"{result.driver_calls.get(verb, 0) / steps:,.1f}" for verb in VERBS),
+        *(f"{result.driver_calls.get(verb, 0) / steps:,.1f}" for verb in VERBS.values()),
         f"{result.host_us:,.0f}",
     )
 
