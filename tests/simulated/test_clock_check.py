@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from workspace.simulated import Access, Device, SimulatedGraph
 
 sys.path.insert(0, str(Path(__file__).parent))
-from reachability import Accesses, Reachability  # noqa: E402
+from reachability import Accesses, Reachability
 
 BYTES = 24
 EVENTS = 4

@@ -130,7 +130,7 @@ class CachingAllocator:
             try:
                 address = self._device.cuda_malloc(wanted)
             except OutOfMemory as error:
-                error.fields.update(requested=nbytes, **self.statistics.snapshot())
+                error.fields.update(self.statistics.snapshot(), request=nbytes)
                 raise
         self.statistics.reserve(wanted)
         if pool.private is not None:

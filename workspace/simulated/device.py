@@ -170,7 +170,7 @@ class Device(Capturing):
         """From now on, reports name `owner` for these bytes."""
         with self.lock:
             if self.judge is not None:
-                self.judge.owners.label(self.tick, address, nbytes, owner)
+                self.judge.owners.label(self.tick + 1, address, nbytes, owner)
 
     def unknown(self, reason: str) -> None:
         """Something happened that the device does not model: the verdict can no longer be SAFE."""

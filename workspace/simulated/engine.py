@@ -57,6 +57,7 @@ class Engine:
         graph: SimulatedGraph | None = None,
     ) -> Node:
         """Enqueue a node on a stream: run it, queue it, or add it to the stream's capture."""
+        self.tick += 1
         if state.capture is not None:
             capture = self.captures.valid(state.capture, state.key)
             node = capture.append(state.key, kind, label, reads, writes, fn)
@@ -66,7 +67,6 @@ class Engine:
             return node
         if state.seen != self.host.version or self.streams.blocking:
             deps += self.enter(state)
-        self.tick += 1
         state.position += 1
         node = Node(state.key, state.position, state.clock, kind, label, reads, writes, fn)
         node.tick = self.tick

@@ -26,7 +26,7 @@ class Node:
     label, site
         For reports: the caller's label and, if the device records call sites, the frames of the call.
     tick
-        Operations the host had enqueued on the device by then.
+        Its number among all operations the host enqueued or captured.
     kind
         ``launch``, ``record``, ``wait``, ``memset`` or ``graph``.
     fn

@@ -18,13 +18,13 @@ class Owners:
         return len(self._labels)
 
     def label(self, tick: int, address: int, nbytes: int, owner: str) -> None:
-        """From `tick` (operations enqueued so far) on, the bytes belong to `owner`."""
+        """From operation number `tick` on, the bytes belong to `owner`."""
         self._labels.append((tick, address, address + nbytes, owner))
         if len(self._labels) > 2 * KEEP:
             self._labels = visible(self._labels[:-KEEP]) + self._labels[-KEEP:]
 
     def at(self, tick: int, start: int, end: int) -> str:
-        """Owner of bytes at `tick`, the latest label that overlaps them; empty if none does."""
+        """Owner of bytes at operation number `tick`, the latest label that overlaps them; empty if none does."""
         index = bisect_right(self._labels, tick, key=lambda label: label[0])
         for _, first, last, owner in reversed(self._labels[:index]):
             if first < end and start < last:
