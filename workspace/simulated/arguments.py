@@ -34,13 +34,16 @@ class Bound:
         Byte spans. A tensor that is updated in place counts as written only: a write conflicts with all a read does.
     written
         Aliases of the tensors the call writes.
+    hull
+        Whether a span stands for a strided view of too many rows, and covers bytes the call does not touch.
     """
 
-    __slots__ = ("_aliases", "_key", "_operator", "_seen", "args", "kwargs", "reads", "writes", "written")
+    __slots__ = ("_aliases", "_key", "_operator", "_seen", "args", "hull", "kwargs", "reads", "writes", "written")
 
     def __init__(self, operator: Operator, args: Any, kwargs: Any, aliases: Aliases, default: torch.dtype) -> None:
         self.reads: list[Span] = []
         self.writes: list[Span] = []
+        self.hull = False
         self.written: list[torch.Tensor] = []
         self._operator = operator
         self._aliases = aliases
@@ -72,6 +75,7 @@ class Bound:
     def _tensor(self, key: Key, value: torch.Tensor) -> torch.Tensor:
         alias = self._alias(value)
         self._key.append(alias.signature)
+        self.hull |= alias.hull
         if key in self._operator.written:
             self.written.append(alias.tensor)
             self.writes += alias.spans

@@ -192,7 +192,8 @@ class Executor:
                 bound.written += results.tensors
         if operator.blank and operator.fresh:
             return made
-        call = Call(operator.call, operator.label, bound.args, bound.kwargs, landing, bound.written, self._now(), start)
+        label = f"{operator.label} (hull)" if bound.hull else operator.label
+        call = Call(operator.call, label, bound.args, bound.kwargs, landing, bound.written, self._now(), start)
         self._launch(call, bound.reads, bound.writes, stream)
         return made if not operator.written else _returned(operator, args, kwargs, made)
 

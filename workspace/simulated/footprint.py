@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-ROWS = 64
+ROWS = 1024
 """Most intervals a footprint is split into. Beyond it the hull stands in, and is marked as such."""
 
 Interval = tuple[int, int]
@@ -41,7 +41,7 @@ def footprint(shape: tuple[int, ...], stride: tuple[int, ...], itemsize: int) ->
             continue
         if len(starts) * size > ROWS * 4:
             return ((0, _reach(shape, stride, itemsize)),), True
-        starts = [start + step * index for index in range(size) for start in starts]
+        starts = list({start + step * index for index in range(size) for start in starts})
     joined = _join(sorted(starts), run)
     if len(joined) > ROWS:
         return ((0, _reach(shape, stride, itemsize)),), True

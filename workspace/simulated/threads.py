@@ -1,18 +1,25 @@
 """Which threads the executor sees: those that entered the device. Others are refused its memory.
 
 A thread does not inherit its parent's modes. One that forgot to enter would run operators at once, on bytes that queued
-nodes have yet to write, and nothing would show it.
+nodes have yet to write, and nothing would show it. Threads started while a device is entered, and work given to thread
+pools meanwhile, are watched; a thread of another kind that was running before cannot be.
 """
 
 from __future__ import annotations
 
 import threading
+from concurrent.futures import thread as pools
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils.dlpack
 from torch._C import DisableTorchFunction
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode,
+    _pop_mode,
+    _push_mode,
+)
 
 from workspace.errors import DeviceError
 from workspace.simulated.dispatch import Dispatch
@@ -24,22 +31,13 @@ if TYPE_CHECKING:
 
 
 class Stranger(TorchDispatchMode):
-    """The mode of a thread started while a device is entered: operators on that device's memory are refused."""
+    """The mode of a watched thread that did not enter: operators on a device's memory are refused."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         with DisableTorchFunction():
-            map_tensors([list(args), list(kwargs.values())], self._check)
+            map_tensors([list(args), list(kwargs.values())], _refuse_owned)
         return func(*args, **kwargs)
-
-    def _check(self, tensor: Any) -> None:
-        if owner(tensor) is not None:
-            name = threading.current_thread().name
-            raise DeviceError(
-                f"thread {name!r} used memory of a simulated device it did not enter",
-                "enter it in the thread too (`with device:`), so that its operators are queued and ordered",
-                thread=name,
-            )
 
 
 class Presence:
@@ -53,58 +51,75 @@ class Presence:
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self._local = threading.local()
 
     def enter(self) -> None:
         """Begin to queue the calling thread's operators; may nest."""
+        stranger = isinstance(_get_current_dispatch_mode(), Stranger) and _pop_mode()
         modes = Dispatch(self._executor), HostReads(self._executor)
-        _watch(self._executor)
         for mode in modes:
             mode.__enter__()
-        self._stack().append(modes)
+        _stack().append((modes, stranger))
+        _watch(self._executor)
 
     def exit(self) -> None:
         """End it, and run what is pending. This orders nothing: only a synchronisation does."""
-        for mode in reversed(self._stack().pop()):
-            mode.__exit__(None, None, None)
         _unwatch(self._executor)
+        modes, stranger = _stack().pop()
+        for mode in reversed(modes):
+            mode.__exit__(None, None, None)
+        if stranger:
+            _push_mode(stranger)
         if self._executor.device.queue.fault is None:
             self._executor.device.drain()
 
-    def inside(self) -> bool:
-        """Whether the calling thread entered."""
-        return bool(self._stack())
 
-    def _stack(self) -> list[Any]:
-        if not hasattr(self._local, "stack"):
-            self._local.stack = []
-        return self._local.stack
-
-
-_entered: list[Executor] = []
+_entered: list[tuple[threading.Thread, Executor]] = []
 _lock = threading.Lock()
+_local = threading.local()
 _start = threading.Thread.start
+_work = pools._WorkItem.run
 _to_dlpack = torch.utils.dlpack.to_dlpack
 
 
-def owner(tensor: Any) -> Executor | None:
-    """The executor, among those entered anywhere, whose device a tensor's bytes belong to."""
-    return next((executor for executor in list(_entered) if executor.owns(tensor)), None)
+def _stack() -> list[Any]:
+    """What the calling thread has entered."""
+    if not hasattr(_local, "stack"):
+        _local.stack = []
+    return _local.stack
+
+
+def _owned(tensor: Any) -> bool:
+    return any(executor.owns(tensor) for _, executor in list(_entered))
+
+
+def _refuse_owned(tensor: Any) -> None:
+    if _owned(tensor):
+        name = threading.current_thread().name
+        raise DeviceError(
+            f"thread {name!r} used memory of a simulated device it did not enter",
+            "enter it in the thread too (`with device:`), so that its operators are queued and ordered",
+            thread=name,
+        )
 
 
 def _watch(executor: Executor) -> None:
     with _lock:
-        _entered.append(executor)
-        threading.Thread.start = _start_watched  # type: ignore[method-assign, assignment]
-        torch.utils.dlpack.to_dlpack = torch.to_dlpack = _to_dlpack_watched  # type: ignore[assignment]
+        _entered.append((threading.current_thread(), executor))
+        _install(_start_watched, _work_watched, _to_dlpack_watched)
 
 
 def _unwatch(executor: Executor) -> None:
     with _lock:
-        _entered.remove(executor)
+        _entered.remove((threading.current_thread(), executor))
+        _entered[:] = [entry for entry in _entered if entry[0].is_alive()]  # some end without leaving
         if not _entered:
-            threading.Thread.start = _start  # type: ignore[method-assign]
-            torch.utils.dlpack.to_dlpack = torch.to_dlpack = _to_dlpack
+            _install(_start, _work, _to_dlpack)
+
+
+def _install(start: Any, work: Any, to_dlpack: Any) -> None:
+    threading.Thread.start = start  # type: ignore[method-assign]
+    pools._WorkItem.run = work  # type: ignore[method-assign]
+    torch.utils.dlpack.to_dlpack = torch.to_dlpack = to_dlpack
 
 
 def _start_watched(thread: threading.Thread) -> None:
@@ -118,8 +133,16 @@ def _start_watched(thread: threading.Thread) -> None:
     _start(thread)
 
 
+def _work_watched(item: Any, *context: Any) -> None:
+    if _stack():
+        _work(item, *context)
+        return
+    with Stranger():
+        _work(item, *context)
+
+
 def _to_dlpack_watched(tensor: Any) -> Any:
     """The one way to a tensor's bytes that no mode of torch sees."""
-    if owner(tensor) is not None:
+    if _owned(tensor):
         raise escape("to_dlpack")
     return _to_dlpack(tensor)
