@@ -102,6 +102,7 @@ class AccessLog:
                 segment.end = -1
             else:
                 kept.append(segment)
+        self.recent = deque((n for n in self.recent if complete.get(n.stream, 0) < n.position), RECENT)
         self._segments = kept
         self._starts = [segment.start for segment in kept]
         self._exact = {}

@@ -77,7 +77,7 @@ class Engine:
         if self.judge is not None:
             self.judge.log.add(node)
             if self.judge.log.crowded:
-                self._compact(self.judge)
+                self.compact(self.judge)
         if self.deferred:
             node.deps = deps
             self.queue.push(node)
@@ -148,7 +148,8 @@ class Engine:
         tails = (self.queue.last(other.key) for other in others)
         return tuple(tail for tail in tails if tail is not None)
 
-    def _compact(self, judge: Judge) -> None:
+    def compact(self, judge: Judge) -> None:
+        """Drop history that cannot race any more, and destroyed streams that nothing mentions."""
         judge.log.compact(self.host.clock)
         gone = self.streams.forget(judge.streams())
         if gone:

@@ -11,6 +11,9 @@ from workspace.simulated.events import EventTable, Stamp
 from workspace.simulated.node import Node
 from workspace.simulated.streams import Stream
 
+MANY_DESTROYED = 256
+"""Destroyed streams between two attempts to forget them."""
+
 
 class Ordering(Engine):
     """The device's streams and events."""
@@ -56,6 +59,8 @@ class Ordering(Engine):
             self.captures.refuse_stream(state, "destruction")
             self.counters["destroy_stream"] += 1
             self.streams.remove(state)
+            if self.judge is not None and self.streams.destroyed() % MANY_DESTROYED == 0:
+                self.compact(self.judge)
 
     def stream_id(self, handle: int) -> int:
         """Key of a raw stream (``cuStreamGetId``); breaks a capture the stream is part of, as on CUDA."""

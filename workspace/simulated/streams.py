@@ -130,6 +130,10 @@ class StreamTable(dict[int, StreamState]):
         if state.blocking:
             self.blocking.remove(state)
 
+    def destroyed(self) -> int:
+        """How many streams that are gone still have a name."""
+        return len(self._names) - len(self)
+
     def forget(self, mentioned: set[int]) -> set[int]:
         """Drop the names of destroyed streams that no report can mention; return their keys."""
         gone = {key for key in self._names if key not in self and key not in mentioned}
