@@ -18,6 +18,6 @@ def session_and_steps(count: int) -> tuple[Any, list[Any]]:
     return session, list(session.steps(count))
 
 
-def open_workspace(strategy: str, device: Any) -> Any:
-    """A workspace with the default settings, but for the strategy."""
-    return workspace.create(device=device, config=WorkspaceConfig(strategy))
+def open_workspace(strategy: str, device: Any, statistics: bool = False) -> Any:
+    """A workspace with the default settings, but for the strategy and the count of bytes."""
+    return workspace.create(device=device, config=WorkspaceConfig(strategy, statistics=statistics))

@@ -77,7 +77,8 @@ class CountedLease:
 def _peaks(strategy: str, aux_streams: bool) -> tuple[int, int]:
     """Peak bytes on loan, and the largest sum of live leases."""
     session, steps = session_and_steps(STEPS)
-    ledger = Ledger(open_workspace(strategy, simulated.Device(memory="virtual", log=False)))
+    device = simulated.Device(memory="virtual", log=False)
+    ledger = Ledger(open_workspace(strategy, device, statistics=True))
     runner = session.prepare(ledger, "eager", aux_streams, 1)
     for step in steps:
         runner.run(step)
