@@ -275,7 +275,7 @@ class Layout:
         return order
 
 
-RESOLVED_KEPT = 16384
+RESOLVED_KEPT = 512
 
 RESERVED = frozenset(
     """acquire address asked covers declare events filled forked fresh held joined last_uses lend let_go nbytes of on

@@ -318,9 +318,9 @@ class Lease(Pinnable):
     def _give_back(self, uses: Uses) -> None:
         block = self._block
         if block is None:
-            for position, (tensor, home) in self._homes.items():
-                self._provider.returned(self.request, position, tensor, home, uses)
-            self._homes = {}
+            homes, self._homes = self._homes, {}
+            if homes:
+                self._provider.returned(self.request, homes, uses)
         else:
             block.uses, block.events = uses, self.events
             self._provider.give_back(block, self.stream)
@@ -345,13 +345,14 @@ class Lease(Pinnable):
     # -- tensors from the framework's allocator ----------------------------------------------------------------
     def fresh(self, position: int) -> Any:
         """Allocate one tensor on the current stream (`Slot.tensor`)."""
-        timeline = self.request.workspace.timeline
+        request = self.request
+        timeline = request.timeline
         with timeline.lock:
             stream = timeline.current()
-            tensor = self._provider.fresh(self.request, position, stream)
-            if self.request.zero:
-                extent = self.request.extents[position]
-                timeline.driver.memset(timeline.driver.address_of(tensor), extent.nbytes, 0, stream.key)
+            tensor = self._provider.fresh(request, position, stream)
+            if request.zero:
+                nbytes = request.extents[position].nbytes
+                timeline.driver.memset(timeline.driver.address_of(tensor), nbytes, 0, stream.key)
             self._keep(position, tensor, stream)
         return tensor
 

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from workspace.timeline import Timeline
 
 
+Homes = dict[int, tuple[Any, "Stream"]]
+"""Position in the request -> tensor from the framework's allocator, and the stream it was allocated on."""
+
+
 @attrs.frozen
 class Held:
     """Bytes a provider holds, as `WorkspaceProvider.held` reports them.
@@ -88,8 +92,8 @@ class WorkspaceProvider(Protocol):
     def received(self, request: Request, position: int) -> None:
         """A lease took in one tensor of a request, from `fresh` or from an op (only when `lends_tensors` is False)."""
 
-    def returned(self, request: Request, position: int, memory: Any, stream: Stream, uses: Uses) -> None:
-        """The lease of such a tensor, allocated on `stream`, ends with these last uses."""
+    def returned(self, request: Request, homes: Homes, uses: Uses) -> None:
+        """A lease of such tensors ends with these last uses; `homes` says on which stream each was allocated."""
 
     def reserve(self, nbytes: int, declared: Sequence[Request]) -> None:
         """Hold at least this many bytes, what the declared requests add up to, so that later ones need no growth."""

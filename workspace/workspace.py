@@ -41,7 +41,7 @@ new_lease = Lease.of
 
 Result = TypeVar("Result")
 
-REQUESTS_KEPT = 16384
+REQUESTS_KEPT = 2048
 """Resolved requests remembered; token counts of a long run would otherwise pile up."""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from workspace.block import Block, Uses
 from workspace.lane import Lane
-from workspace.provider import Held, WorkspaceProvider
+from workspace.provider import Held, Homes, WorkspaceProvider
 from workspace.request import Request
 from workspace.streams import Stream
 
@@ -43,8 +43,8 @@ class Adaptor:
     def received(self, request: Request, position: int) -> None:
         self.inner.received(request, position)
 
-    def returned(self, request: Request, position: int, memory: Any, stream: Stream, uses: Uses) -> None:
-        self.inner.returned(request, position, memory, stream, uses)
+    def returned(self, request: Request, homes: Homes, uses: Uses) -> None:
+        self.inner.returned(request, homes, uses)
 
     def reserve(self, nbytes: int, declared: Sequence[Request]) -> None:
         self.inner.reserve(nbytes, declared)

@@ -7,7 +7,7 @@ from typing import Any
 from workspace.adaptors.adaptor import Adaptor
 from workspace.block import Block, Uses
 from workspace.errors import CapacityError
-from workspace.provider import WorkspaceProvider
+from workspace.provider import Homes, WorkspaceProvider
 from workspace.request import Request
 from workspace.streams import Stream
 
@@ -49,9 +49,9 @@ class Limit(Adaptor):
         self._lent[0] += request.extents[position].nbytes
         self.inner.received(request, position)
 
-    def returned(self, request: Request, position: int, memory: Any, stream: Stream, uses: Uses) -> None:
-        self._lent[0] -= request.extents[position].nbytes
-        self.inner.returned(request, position, memory, stream, uses)
+    def returned(self, request: Request, homes: Homes, uses: Uses) -> None:
+        self._lent[0] -= sum(request.extents[position].nbytes for position in homes)
+        self.inner.returned(request, homes, uses)
 
     def _check(self, owner: str, nbytes: int) -> None:
         if self._lent[0] + nbytes > self.nbytes:

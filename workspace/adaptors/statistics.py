@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import attrs
 
 from workspace.adaptors.adaptor import Adaptor
 from workspace.block import Block, Uses
 from workspace.explain import call_site
-from workspace.provider import WorkspaceProvider
+from workspace.provider import Homes, WorkspaceProvider
 from workspace.request import Request
 from workspace.streams import Stream
 
@@ -60,9 +58,9 @@ class Statistics(Adaptor):
         self._lent(self._owner(request), request.extents[position].nbytes)
         self.inner.received(request, position)
 
-    def returned(self, request: Request, position: int, memory: Any, stream: Stream, uses: Uses) -> None:
-        self._back(self._owner(request), request.extents[position].nbytes)
-        self.inner.returned(request, position, memory, stream, uses)
+    def returned(self, request: Request, homes: Homes, uses: Uses) -> None:
+        self._back(self._owner(request), sum(request.extents[position].nbytes for position in homes))
+        self.inner.returned(request, homes, uses)
 
     def _owner(self, request: Request) -> OwnerBytes:
         found = self.owners.get(request.owner)

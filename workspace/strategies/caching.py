@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from workspace.block import Block, Uses
 from workspace.config import WorkspaceConfig
 from workspace.lane import Lane
-from workspace.provider import Held
+from workspace.provider import Held, Homes
 from workspace.request import Request
 from workspace.streams import Stream
 from workspace.timeline import Timeline
@@ -52,22 +52,22 @@ class Caching:
     def received(self, request: Request, position: int) -> None:
         self._counted.allocated += request.extents[position].nbytes
 
-    def returned(self, request: Request, position: int, memory: Any, stream: Stream, uses: Uses) -> None:
-        self._counted.allocated -= request.extents[position].nbytes
-        for used in self.unordered(stream, uses):
-            self.timeline.driver.record_use(memory, used.key)
-            self.recorded += 1
+    def returned(self, request: Request, homes: Homes, uses: Uses) -> None:
+        extents, record_use = request.extents, self.timeline.driver.record_use
+        for position, (tensor, home) in homes.items():
+            self._counted.allocated -= extents[position].nbytes
+            if home.id not in uses or len(uses) > 1:
+                for used in self.unordered(home, uses):
+                    record_use(tensor, used.key)
+                    self.recorded += 1
 
     def unordered(self, home: Stream, uses: Uses) -> list[Stream]:
         """Streams whose uses do not precede the home stream's next work."""
         ordered, found = self.timeline.clocks.ordered, []
         for used, epoch in uses.items():
-            if used == home.id:
-                continue
-            if ordered(home.id, used, epoch):
-                self.elided += 1
-            else:
+            if used != home.id and not ordered(home.id, used, epoch):
                 found.append(self.timeline.stream_of(used))
+        self.elided += len(uses) - (home.id in uses) - len(found)
         return found
 
     def reserve(self, nbytes: int, declared: Sequence[Request]) -> None:
@@ -108,10 +108,11 @@ class CapturedCaching(Caching):
         self._waiting = [entry for entry in self._waiting if self.unordered(entry[1], entry[2])]
         return None
 
-    def returned(self, request: Request, position: int, memory: Any, stream: Stream, uses: Uses) -> None:
-        self._counted.allocated -= request.extents[position].nbytes
-        if self.unordered(stream, uses):
-            self._waiting.append((memory, stream, uses))
+    def returned(self, request: Request, homes: Homes, uses: Uses) -> None:
+        for position, (tensor, home) in homes.items():
+            self._counted.allocated -= request.extents[position].nbytes
+            if self.unordered(home, uses):
+                self._waiting.append((tensor, home, uses))
 
     def close(self) -> None:
         self._waiting = []

@@ -13,7 +13,7 @@ from workspace.errors import CapacityError
 from workspace.explain import call_site
 from workspace.lane import Lane, LaneSource
 from workspace.pool import Home, Pool
-from workspace.provider import Held
+from workspace.provider import Held, Homes
 from workspace.request import Request
 from workspace.source import DriverSource, Source
 from workspace.streams import Stream
@@ -204,7 +204,7 @@ class Pooled:
     def received(self, request: Request, position: int) -> None:
         raise NotImplementedError(f"{self.name} lends blocks")
 
-    def returned(self, request: Request, position: int, memory: Any, stream: Stream, uses: Uses) -> None:
+    def returned(self, request: Request, homes: Homes, uses: Uses) -> None:
         raise NotImplementedError(f"{self.name} lends blocks")
 
     # -- size ------------------------------------------------------------------------------------------------

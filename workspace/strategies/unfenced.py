@@ -9,7 +9,7 @@ from workspace.block import TAKEN, Block, Slab, Uses
 from workspace.config import WorkspaceConfig
 from workspace.errors import CapacityError
 from workspace.lane import Lane
-from workspace.provider import Held
+from workspace.provider import Held, Homes
 from workspace.request import Request
 from workspace.source import DriverSource
 from workspace.streams import Stream
@@ -83,7 +83,7 @@ class Unfenced:
     def received(self, request: Request, position: int) -> None:
         raise NotImplementedError(f"{self.name} lends blocks")
 
-    def returned(self, request: Request, position: int, memory: Any, stream: Stream, uses: Uses) -> None:
+    def returned(self, request: Request, homes: Homes, uses: Uses) -> None:
         raise NotImplementedError(f"{self.name} lends blocks")
 
     def reserve(self, nbytes: int, declared: Sequence[Request]) -> None:

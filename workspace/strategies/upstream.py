@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from workspace.block import Uses
 from workspace.lane import Lane
+from workspace.provider import Homes
 from workspace.request import Request
 from workspace.strategies.caching import Caching
-from workspace.streams import Stream
 
 
 class Upstream(Caching):
@@ -17,8 +15,8 @@ class Upstream(Caching):
     name = "upstream"
     safe = False
 
-    def returned(self, request: Request, position: int, memory: Any, stream: Stream, uses: Uses) -> None:
-        self._counted.allocated -= request.extents[position].nbytes
+    def returned(self, request: Request, homes: Homes, uses: Uses) -> None:
+        self._counted.allocated -= sum(request.extents[position].nbytes for position in homes)
 
     def inside(self, lane: Lane | None) -> Upstream:
         return self
