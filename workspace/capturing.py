@@ -13,6 +13,7 @@ from workspace.holding import Footprint
 
 if TYPE_CHECKING:
     from workspace.driver import Graph as DriverGraph
+    from workspace.provider import WorkspaceProvider
     from workspace.timeline import Timeline
 
 
@@ -25,8 +26,9 @@ class GraphCapture:
         The `Graph`; it can be replayed once the ``with`` block has ended without an error.
     """
 
-    def __init__(self, timeline: Timeline, lane: str) -> None:
+    def __init__(self, timeline: Timeline, provider: WorkspaceProvider, lane: str) -> None:
         self._timeline = timeline
+        self._provider = provider
         self._lane = lane
         self._segments: list[DriverGraph | Callable[[], object]] = []
         self._capture: Capture | None = None
@@ -41,6 +43,7 @@ class GraphCapture:
                 raise CaptureError(f"{stream!r} is capturing already", "one capture at a time on a stream")
             capture = self._capture = Capture(timeline, stream, 0, foreign=False, lane=self._lane)
             capture.keep_held()
+            capture.provider(self._provider)
         try:
             self._begin(capture)
         except BaseException:
@@ -107,15 +110,18 @@ class GraphCapture:
         with timeline.lock:
             timeline.opening = capture
             try:
-                identity = timeline.driver.begin_capture(capture.origin.key, self._last_segment())
+                identity = timeline.driver.begin_capture(capture.origin.key, self._shared_pool())
                 capture.identity = identity
                 timeline.captures[identity] = capture
                 timeline.refresh()
             finally:
                 timeline.opening = None
 
-    def _last_segment(self) -> DriverGraph | None:
-        return next((segment for segment in reversed(self._segments) if not callable(segment)), None)
+    def _shared_pool(self) -> DriverGraph | None:
+        own = next((segment for segment in reversed(self._segments) if not callable(segment)), None)
+        if own is not None or self._capture is None:
+            return own
+        return next((shared for lane in self._capture.lanes if (shared := lane.shared()) is not None), None)
 
     def _end_segment(self, capture: Capture) -> None:
         timeline = self._timeline

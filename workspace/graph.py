@@ -37,6 +37,10 @@ class Graph:
         """Bytes of the lanes it belongs to, which other graphs of the lane share."""
         return sum(lane.nbytes for lane in self.pins.lanes) if self.pins else 0
 
+    def driver_graph(self) -> DriverGraph | None:
+        """One of its graph segments; None when it is released or has none."""
+        return next((segment for segment in self._segments if not callable(segment)), None)
+
     @property
     def segments(self) -> int:
         """Number of graph segments and eager breaks."""
@@ -45,6 +49,8 @@ class Graph:
     def bind(self, pins: Pins, segments: list[DriverGraph | Callable[[], object]]) -> None:
         """Take over what a closed capture made."""
         self.pins = pins
+        for lane in pins.lanes:
+            lane.members.add(self)
         self._segments = segments
         self._breaks = any(callable(segment) for segment in segments)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import weakref
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
@@ -12,8 +13,15 @@ from workspace.streams import Event, Stream
 from workspace.timeline import Timeline
 
 if TYPE_CHECKING:
+    from workspace.driver import Graph as DriverGraph
     from workspace.graph import Graph
-    from workspace.strategies.pooled import Pooled
+    from workspace.pool import Pool
+
+
+class Parent(Protocol):
+    """A strategy with a pool, which a lane takes blocks out of."""
+
+    pool: Pool
 
 
 @attrs.frozen
@@ -32,19 +40,23 @@ class Lane:
 
     Attributes
     ----------
+    parent
+        The strategy it belongs to; None for one without a pool, whose graphs still never interleave.
     regions
         Blocks of the parent pool; their addresses stay valid until the last graph is released.
     uses, events
         Last uses of any byte of the footprint: those its blocks had in the pool, then replays and eager breaks.
     graphs, captures
         How many of them the footprint must outlive.
+    members
+        Its graphs: the framework's allocator keeps one private pool for all of them.
     replaying
         The graph whose replay has begun and not ended.
     complete_only
         A graph may be replayed without the library's knowledge: only bytes whose uses the host has seen complete.
     """
 
-    def __init__(self, timeline: Timeline, name: str, parent: Pooled, *, complete_only: bool = False) -> None:
+    def __init__(self, timeline: Timeline, name: str, parent: Parent | None, *, complete_only: bool = False) -> None:
         self.timeline = timeline
         self.name = name
         self.parent = parent
@@ -55,7 +67,12 @@ class Lane:
         self.graphs = 0
         self.captures = 0
         self.begun = 0
+        self.members: weakref.WeakSet[Graph] = weakref.WeakSet()
         self.replaying: Graph | None = None
+
+    def shared(self) -> DriverGraph | None:
+        """A graph of the lane, whose private pool of the framework's allocator the next one uses too."""
+        return next((found for graph in self.members if (found := graph.driver_graph()) is not None), None)
 
     @property
     def in_use(self) -> bool:
@@ -66,9 +83,15 @@ class Lane:
         return sum(region.nbytes for region in self.regions)
 
     # -- bytes -----------------------------------------------------------------------------------------------
+    @property
+    def _pool(self) -> Pool:
+        if self.parent is None:
+            raise CaptureError(f"lane {self.name!r} belongs to a strategy without a pool")
+        return self.parent.pool
+
     def claim(self, nbytes: int) -> Block:
         """Take a block out of the parent pool. Raises `CaptureError` ("reserve first"): a capture allocates nothing."""
-        pool = self.parent.pool
+        pool = self._pool
         pool.consolidate()
         blocks = [block for free in pool.free.values() for block in free if block.nbytes >= nbytes]
         blocks = [block for block in blocks if self._claimable(block)]
@@ -78,7 +101,7 @@ class Lane:
                 + ("large enough and seen complete by the host" if self.complete_only else "large enough"),
                 "reserve first: declare the captured layouts with lane=..., call reserve() before the capture"
                 + (", and synchronize" if self.complete_only else ""),
-                lane=self.name, asked=nbytes, reserved=self.parent.held().reserved,
+                lane=self.name, asked=nbytes, reserved=sum(slab.nbytes for slab in pool.slabs),
             )  # fmt: skip
         # The largest, so that the footprint can be lengthened in place when a larger bucket follows.
         block = pool.claim(max(blocks, key=lambda one: one.nbytes), nbytes)
@@ -88,9 +111,10 @@ class Lane:
 
     def lengthen(self, region: Block, nbytes: int) -> bool:
         """Add the free bytes behind a region, if there are enough."""
-        self.parent.pool.consolidate()
+        pool = self._pool
+        pool.consolidate()
         after = region.next
-        if after is None or not self._claimable(after) or not self.parent.pool.claim_next(region, nbytes):
+        if after is None or not self._claimable(after) or not pool.claim_next(region, nbytes):
             return False
         self._take_over(region)
         return True
@@ -137,7 +161,7 @@ class Lane:
     def _hand_back(self, block: Block) -> None:
         block.uses = dict(self.uses)
         block.events = dict(self.events) if self.events else None
-        self.parent.pool.restore(block)
+        self._pool.restore(block)
 
     # -- order -----------------------------------------------------------------------------------------------
     def enter(self, stream: Stream) -> None:

@@ -330,7 +330,7 @@ class Workspace:
         `lane` (omitted: the thread's slot): graphs of a lane share one footprint, so their replays must not interleave.
         """
         self._check_open()
-        return GraphCapture(self.timeline, lane or self.timeline.state.lane)
+        return GraphCapture(self.timeline, self.provider, lane or self.timeline.state.lane)
 
     def adopt(self, lane: str | None = None) -> Graph:
         """Inside a capture begun elsewhere: promise to replay it through the returned graph only.

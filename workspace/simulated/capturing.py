@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from workspace.errors import CaptureError, GraphError
+from workspace.simulated.blocks import PrivatePool
 from workspace.simulated.capture import Capture, Mode
 from workspace.simulated.graph import SimulatedGraph
 from workspace.simulated.node import Node
@@ -21,13 +22,17 @@ class Capturing(Storage):
         super().__init__(*storage)
         self._watchers: list[tuple[Callable[[int], None], Callable[[int, int], None], Callable[..., None]]] = []
 
-    def begin_capture(self, stream: int, mode: Mode = "global") -> int:
-        """Begin a capture on a stream; return its identity."""
+    def begin_capture(self, stream: int, mode: Mode = "global", pool: PrivatePool | None = None) -> int:
+        """Begin a capture on a stream; return its identity. `pool`: that of an earlier graph, as ``pool=`` in torch."""
         for beginning, _, _ in self._watchers:
             beginning(stream)
         with self.lock:
             self.counters["begin_capture"] += 1
-            capture = self.captures.begin(self.streams[stream], mode, self.judge is not None).id
+            begun = self.captures.begin(self.streams[stream], mode, self.judge is not None)
+            if pool is not None:
+                pool.users += 1
+                begun.private = pool
+            capture = begun.id
         for _, began, _ in self._watchers:
             began(stream, capture)
         return capture

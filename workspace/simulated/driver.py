@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from workspace.errors import StreamError
+from workspace.simulated.graph import SimulatedGraph
 from workspace.simulated.streams import FIRST_HANDLE, Stream
 
 if TYPE_CHECKING:
@@ -49,8 +50,8 @@ class SimulatedDriver:
         self.watch_captures = simulated.watch_captures
 
     def begin_capture(self, stream: int, share: Graph | None = None) -> int:
-        """The segments of one graph share nothing that would have to be said here: memory outlives captures."""
-        return self.simulated.begin_capture(stream)
+        pool = share.pool if isinstance(share, SimulatedGraph) and not share.released else None
+        return self.simulated.begin_capture(stream, pool=pool)
 
     def poll(self) -> None:
         """Nothing waits: a graph's callbacks run when it goes."""

@@ -21,7 +21,7 @@ class Resources:
 
     def __init__(self, bury: Callable[[PrivatePool], None], private: PrivatePool) -> None:
         self._bury = bury
-        self._private = private
+        self.private = private
         self.callbacks: list[Callable[[], None]] = []
         self.released = False
 
@@ -29,7 +29,7 @@ class Resources:
         """Let go, once; may run in a finaliser, so it takes no lock."""
         if not self.released:
             self.released = True
-            self._bury(self._private)
+            self._bury(self.private)
             callbacks, self.callbacks = self.callbacks, []
             for callback in callbacks:
                 callback()
@@ -85,6 +85,11 @@ class SimulatedGraph:
     def released(self) -> bool:
         """Whether `reset` was called."""
         return self._resources.released
+
+    @property
+    def pool(self) -> PrivatePool:
+        """The caching allocator's private pool it was captured with (``CUDAGraph.pool``)."""
+        return self._resources.private
 
     def launch(self, stream: int) -> None:
         """Enqueue the graph on a stream; captured as a child graph when the stream is capturing."""

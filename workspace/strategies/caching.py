@@ -32,6 +32,7 @@ class Caching:
         self.elided = 0
         self.recorded = 0
         self._counted: Caching = self
+        self._lanes: dict[str, Lane] = {}
 
     def place(self, request: Request, stream: Stream) -> Block | None:
         return None
@@ -76,8 +77,11 @@ class Caching:
     def lock(self, locked: bool) -> None:
         """Nothing of this strategy can grow: the framework's allocator decides."""
 
-    def lane(self, name: str, *, complete_only: bool) -> Lane | None:
-        return None
+    def lane(self, name: str, *, complete_only: bool) -> Lane:
+        lane = self._lanes.get(name)
+        if lane is None or not lane.in_use:
+            lane = self._lanes[name] = Lane(self.timeline, name, None, complete_only=complete_only)
+        return lane
 
     def inside(self, lane: Lane | None) -> Caching:
         return CapturedCaching(self)

@@ -95,6 +95,7 @@ class Unfenced:
         self.locked = locked
 
     def lane(self, name: str, *, complete_only: bool) -> Lane | None:
+        """None: whether graphs interleave is not looked at."""
         return None
 
     def inside(self, lane: Lane | None) -> Unfenced:
