@@ -133,6 +133,16 @@ def test_the_same_pair_is_counted_once_per_occurrence(device: Device, streams: t
     assert kinds == {("write", "read"): 5, ("read", "write"): 4}
 
 
+def test_an_endless_race_stays_cheap_to_log_and_is_counted(device: Device, streams: tuple) -> None:
+    main, side, _ = streams
+    x = device.alloc(1 << 20)
+    for step in range(20_000):
+        device.launch("write", writes=[(x.address + step % 700, 300)], stream=main if step % 2 else side)
+    assert device.verdict() == "UNSAFE"
+    assert len(device.races()) == 2 * 16 and sum(race.count for race in device.races()) > 10_000
+    assert len(device.judge.log) < 1000
+
+
 # -- the eight cases torch.cuda._sanitizer was measured on -------------------------------------------------
 
 

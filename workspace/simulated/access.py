@@ -19,7 +19,10 @@ from workspace.simulated.node import Node, Range
 from workspace.simulated.order import Clock, Point, knows
 
 FIRST_COMPACTION = 1024
-RECENT = 4096
+RECENT = 1024
+THOROUGH = 10_000
+"""Conflicts after which a racing write takes the place of what it races with: enough is known, and a frontier of
+racing accesses costs time and memory."""
 
 
 class AccessLog:
@@ -29,12 +32,14 @@ class AccessLog:
     ----------
     found
         Receives each access on the frontier that a new one conflicts with, and returns False if it knows the
-        pair. Otherwise it also gets each conflict of the new access with one of the last 4096 nodes.
+        pair. Otherwise it also gets each conflict of the new access with one of the last 1024 nodes.
 
     Attributes
     ----------
     recent
         The nodes logged last.
+    conflicts
+        How many were found on the frontier.
     crowded
         Whether `compact` is due. The bound doubles with what is kept, so that its cost is constant per
         access.
@@ -47,6 +52,7 @@ class AccessLog:
         self._exact: dict[Range, Segment] = {}
         self._limit = FIRST_COMPACTION
         self.crowded = False
+        self.conflicts = 0
         self.recent: deque[Node] = deque(maxlen=RECENT)
 
     def __len__(self) -> int:
@@ -67,8 +73,7 @@ class AccessLog:
             if segment is None or segment.start != key[0] or segment.end != key[0] + key[1]:
                 self._write_range(key, node)
             elif races(segment, node):
-                self._race(segment, node, segment.start, segment.end)
-                keep_racing(segment, node)
+                self._write_racing(key[0], key[0] + key[1], node)
             else:
                 segment.writes = (node,)
                 segment.reads = ()
@@ -204,6 +209,11 @@ class AccessLog:
 
     def _write_racing(self, start: int, end: int, node: Node) -> None:
         i, j = self._carve(start, end)
+        if self.conflicts >= THOROUGH:
+            for segment in self._segments[i:j]:
+                self._race(segment, node, start, end)
+            self._replace(i, j, [Segment(start, end, (node,), ())])
+            return
         pieces: list[Segment] = []
         at = start
         for segment in self._segments[i:j]:
@@ -228,7 +238,8 @@ class AccessLog:
 
     def _report(self, conflict: Conflict) -> None:
         """Pass on a conflict; when it is news, also those with recent accesses no longer on the frontier."""
-        if self._found(conflict) is False:
+        self.conflicts += 1
+        if self._found(conflict) is False or self.conflicts > THOROUGH:
             return
         node = conflict.node
         for prior in self.recent:

@@ -176,10 +176,14 @@ class Device(Capturing):
         """Something happened that the device does not model: the verdict can no longer be SAFE."""
         with self.lock:
             if self.judge is not None:
-                self.judge.unmodelled.append(reason)
+                self.judge.unmodelled[reason] += 1
 
     def races(self) -> list[Race]:
-        """Pairs of conflicting accesses that no edge orders, in the order they were found."""
+        """Pairs of conflicting accesses that no edge orders.
+
+        Every access that races is found, with the last access to those bytes on each side. The first races are reported
+        exhaustively; of many that differ in their bytes only, sixteen are kept and the rest counted.
+        """
         with self.lock:
             return [] if self.judge is None else self.judge.races()
 

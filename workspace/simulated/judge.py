@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
@@ -16,34 +17,32 @@ if TYPE_CHECKING:
     from workspace.simulated.graph import SimulatedGraph
 
 Verdict = Literal["SAFE", "UNSAFE", "UNKNOWN"]
-MOST_RACES = 10_000
+MOST_ALIKE = 16
+"""Races of the same labels and streams on different bytes that are kept; more are counted with the first of them."""
 
 
 class Judge:
     """Access log, owners and races of one device. Called with the device's lock held.
 
-    Every access that is unordered with an earlier conflicting one is found, however long ago that was. A
-    racing access is then compared with the last 4096 operations, so that each pair among them is reported,
-    not the last one only.
+    Every access that is unordered with an earlier conflicting one is found, however long ago that was. A racing
+    access is then compared with the last 1024 operations, so that each pair among them is reported and not the last
+    one only. After 10,000 conflicts the verdict is settled, and races are found as far as that is cheap.
 
     Attributes
     ----------
     unmodelled
-        Operations whose effect on order or memory is not modelled; with any, the verdict is not SAFE.
-    dropped
-        Distinct races beyond the first 10,000, counted and not kept.
+        Why order or memory is not fully known, and how often; with any reason, the verdict is not SAFE.
     """
 
     def __init__(self, names: Callable[[int], str]) -> None:
         self._names = names
         self.log = AccessLog(self._report)
         self.owners = Owners()
-        self.unmodelled: list[str] = []
-        self.dropped = 0
-        self._races: dict[tuple[object, ...], Race] = {}
+        self.unmodelled: Counter[str] = Counter()
+        self._races: dict[tuple[object, ...], dict[tuple[object, ...], Race]] = {}
 
     def races(self) -> list[Race]:
-        return list(self._races.values())
+        return [race for alike in self._races.values() for race in alike.values()]
 
     def verdict(self) -> Verdict:
         """UNSAFE with a race, UNKNOWN if something was not modelled, else SAFE."""
@@ -70,18 +69,19 @@ class Judge:
     def _report(self, conflict: Conflict, graph: str = "") -> bool:
         """Keep a race or count it; whether it is new."""
         prior, node, start, end, prior_writes, writes = conflict
+        kind = (prior.label, node.label, prior.stream, node.stream, prior_writes, writes, graph)
+        alike = self._races.setdefault(kind, {})
+        if len(alike) >= MOST_ALIKE:
+            next(iter(alike.values())).count += 1
+            return False
         first, first_range, start, end = side(prior, start, end, prior_writes)
         second, second_range, start, end = side(node, start, end, writes)
-        streams = (prior.stream, node.stream)
-        key = (first.label, second.label, streams, first_range, second_range, prior_writes, writes, graph)
-        race = self._races.get(key)
+        key = (first.label, second.label, first_range, second_range)
+        race = alike.get(key)
         if race is not None:
             race.count += 1
             return False
-        if len(self._races) >= MOST_RACES:
-            self.dropped += 1
-            return False
-        self._races[key] = Race(
+        alike[key] = Race(
             self._access(first, first_range, prior, prior_writes, graph),
             self._access(second, second_range, node, writes, graph),
             start,

@@ -68,7 +68,7 @@ class Race:
     needed
         How far it would have to be.
     count
-        How often this pair (same labels, streams and bytes) was found.
+        How often this pair (same labels, streams and bytes) was found; also those of its kind that were not kept.
     """
 
     first: Access
