@@ -6,6 +6,7 @@ import copy
 import io
 import math
 import pickle
+import warnings
 from collections.abc import Callable
 
 import numpy
@@ -154,7 +155,7 @@ READS: dict[str, Callable[[torch.Tensor], object]] = {
     "pickle": lambda t: pickle.loads(pickle.dumps(t)).tolist(),
     "save": lambda t: saved(t).tolist(),
     "deepcopy": lambda t: copy.deepcopy(t).tolist(),
-    "tensor": lambda t: torch.tensor(t).tolist(),
+    "tensor": lambda t: quiet(lambda: torch.tensor(t).tolist()),
     "tensor of tensors": lambda t: torch.tensor([t[0], t[1], t[2]]).tolist(),
     "as_tensor": lambda t: torch.as_tensor(t).tolist(),
     "item": lambda t: [t[0].item(), t[1].item(), t[2].item()],
@@ -169,6 +170,13 @@ READS: dict[str, Callable[[torch.Tensor], object]] = {
     "slice by tensor": lambda t: torch.arange(1.0, 9.0)[: t[2].int()].tolist(),
     "contains": lambda t: [1, 2, 3] if 2.0 in t else [],
 }
+
+
+def quiet(read: Callable[[], object]) -> object:
+    """Torch advises against both uses."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return read()
 
 
 def saved(tensor: torch.Tensor) -> torch.Tensor:
@@ -196,6 +204,24 @@ def test_splitting_at_a_tensor_reads_it_where_dispatch_does_not_see(device: simu
         where[1:] += 2
         pieces = torch.tensor_split(torch.arange(6), where)
         assert [len(piece) for piece in pieces] == [1, 2, 3]
+
+
+def test_lengths_are_read_and_written_where_dispatch_does_not_see(device: simulated.Device) -> None:
+    """ctc_loss reads them through a pointer, pad_packed_sequence fills them through one."""
+    torch.manual_seed(0)
+    x, scores = torch.randn(4, 3, 6), torch.randn(20, 3, 5).log_softmax(-1)
+    targets = torch.randint(1, 5, (3, 6))
+    expected = torch.nn.functional.ctc_loss(scores, targets, torch.tensor([20, 20, 20]), torch.tensor([6, 6, 5]))
+    with device:
+        lengths = torch.full((3,), 4)
+        lengths[1:] -= 1
+        packed = torch.nn.utils.rnn.pack_padded_sequence(x, lengths)
+        padded, found = torch.nn.utils.rnn.pad_packed_sequence(packed)
+        assert found.tolist() == [4, 3, 3] and torch.equal(padded[:3], x[:3])
+        short = torch.full((3,), 6)
+        short[2:] -= 1
+        loss = torch.nn.functional.ctc_loss(scores, targets, torch.full((3,), 20), short)
+    assert torch.equal(loss, expected)
 
 
 def test_a_host_read_does_not_wait_for_other_streams() -> None:
@@ -254,7 +280,7 @@ def test_an_address_that_escapes_makes_the_verdict_unknown(device: simulated.Dev
 
 DYNAMIC: dict[str, Callable[[torch.Tensor], object]] = {
     "mask": lambda t: t[t > 1].tolist() == [2, 3],
-    "uint8 mask": lambda t: t[(t > 1).to(torch.uint8)].tolist() == [2, 3],
+    "uint8 mask": lambda t: quiet(lambda: t[(t > 1).to(torch.uint8)].tolist() == [2, 3]),
     "masked_select": lambda t: t.masked_select(t > 2).tolist() == [3],
     "nonzero": lambda t: t.nonzero().tolist() == [[1], [2]],
     "where": lambda t: torch.where(t > 1)[0].tolist() == [1, 2],
@@ -392,6 +418,22 @@ def test_random_numbers_are_those_drawn_at_the_call(device: simulated.Device) ->
         found = draws()
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
     assert torch.equal(torch.rand(1), after)
+    assert device.verdict() == "SAFE"
+
+
+def test_a_draw_that_depends_on_a_value_does_not_lose_the_generators_place(device: simulated.Device) -> None:
+    torch.manual_seed(0)
+    expected = torch.randint_like(torch.zeros(3), torch.tensor(9)), torch.rand(2)
+    torch.manual_seed(0)
+    with device:
+        found = torch.randint_like(torch.zeros(3), torch.tensor(9)), torch.rand(2)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def test_tensors_of_another_device_are_none_of_its_business(device: simulated.Device) -> None:
+    with device:
+        meta = torch.empty(3, device="meta") + torch.tensor([1.0], device="meta")
+        assert meta.device.type == "meta" and not len(device.queue)
     assert device.verdict() == "SAFE"
 
 

@@ -15,6 +15,7 @@ from workspace.simulated.footprint import footprint
 
 if TYPE_CHECKING:
     from workspace.simulated.memory import Memory
+    from workspace.simulated.shapes import TensorSpec
 
 Span = tuple[int, int]
 """(first address, bytes)."""
@@ -69,6 +70,12 @@ class Aliases:
             key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.is_neg(), tensor.is_conj())
         except (RuntimeError, NotImplementedError) as error:
             raise Opaque(str(error)) from error
+        known = self._known.get(key)
+        return known if known is not None else self._learn(tensor, key)
+
+    def at(self, address: int, spec: TensorSpec, tensor: torch.Tensor) -> Alias:
+        """As `of`, for a new tensor of the device whose address and layout are known."""
+        key = (address, spec.shape, spec.stride, spec.dtype, False, False)
         known = self._known.get(key)
         return known if known is not None else self._learn(tensor, key)
 

@@ -48,7 +48,7 @@ class Bound:
         self._operator = operator
         self._aliases = aliases
         self._seen: list[tuple[torch.Tensor, Alias]] = []
-        self._key: list[Any] = [operator.func, default]
+        self._key: list[Any] = [operator, default]
         bind = self._bind
         self.args = [bind(index, value) for index, value in enumerate(args)]
         self.kwargs: dict[str, Any] = {}

@@ -10,6 +10,7 @@ from torch._C import DispatchKey, DispatchKeySet
 from workspace.simulated import flags
 from workspace.simulated.call import Call
 from workspace.simulated.node import Node
+from workspace.simulated.poison import Poison
 
 HIDDEN = DispatchKeySet(DispatchKey.Python)
 for _name in ("PythonTLSSnapshot", "AutocastCPU", "AutocastFunctionality"):
@@ -19,7 +20,9 @@ for _name in ("PythonTLSSnapshot", "AutocastCPU", "AutocastFunctionality"):
 
 def run(node: Node) -> None:
     """Run one node's function."""
-    if node.fn is not None:
+    if type(node.fn) is Poison:  # calls no operator
+        node.fn()
+    elif node.fn is not None:
         run_function(node.fn)
 
 

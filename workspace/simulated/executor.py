@@ -13,17 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._C import DisableTorchFunction
 
-from workspace.simulated import flags
-from workspace.simulated.aliases import Aliases, Opaque
-from workspace.simulated.arguments import Bound
-from workspace.simulated.call import Answer, Call
+from workspace.simulated.aliases import Opaque
+from workspace.simulated.call import Answer
+from workspace.simulated.enqueue import Enqueueing, new_values, returned
 from workspace.simulated.execution import run
-from workspace.simulated.flags import Flags
-from workspace.simulated.operators import Key, Kind, Operator, decompose
-from workspace.simulated.poison import Poison
-from workspace.simulated.random_state import Draw, draw
-from workspace.simulated.results import Results
-from workspace.simulated.shapes import NoShape, Outcome, ShapeLadder, TensorSpec, map_tensors
+from workspace.simulated.operators import Kind, Operator, decompose
+from workspace.simulated.random_state import draw
+from workspace.simulated.shapes import NoShape, Outcome, ShapeLadder, map_tensors
 
 if TYPE_CHECKING:
     from workspace.simulated.device import Device
@@ -33,34 +29,23 @@ if TYPE_CHECKING:
 MASKS = (torch.bool, torch.uint8)
 
 
-class Executor:
-    """Turns operator calls into nodes of one device. Threads reach it through their `Dispatch` mode.
+class Executor(Enqueueing):
+    """Decides what becomes of each operator call of one device. Threads reach it through their `Dispatch` mode.
 
     Parameters
     ----------
     device
         Whose queue, allocator and clocks to use.
-
-    Attributes
-    ----------
-    witness
-        Called after each call has run, in the thread that drains; see `workspace.simulated.witness`.
     """
 
     def __init__(self, device: Device) -> None:
-        self.device = device
-        self.aliases = Aliases(device.memory)
+        super().__init__(device)
         self.ladder = ShapeLadder()
-        self.witness: Callable[[Call], None] | None = None
-        self._operators: dict[Any, Operator] = {}
-        self._flags = flags.current()
-        self._enqueued = 0
+        self._operators: dict[int, Operator] = {}  # by id, as hashing an overload takes a Python call
         device.executor = self  # type: ignore[attr-defined]
         device.queue.execute = run
         self._routes: dict[Kind, Callable[[Operator, Any, Any], Any]] = {
-            Kind.DEFERRED: self._defer,
             Kind.RANDOM: self._random,
-            Kind.IMMEDIATE: self._at_once,
             Kind.RESIZE: self._resize,
             Kind.LIFT: self._lift,
             Kind.HOST: self._host,
@@ -77,17 +62,20 @@ class Executor:
 
     def dispatch(self, func: Any, args: Any, kwargs: Any, mode: Dispatch) -> Any:
         """Run or enqueue one operator call, with every mode off; return what the caller gets."""
-        operator = self._operators.get(func)
-        if operator is None:
-            operator = self._operators[func] = Operator(func)
-        if operator.kind is Kind.COMPOSITE:
+        operator = self._operators.get(id(func)) or self._operator(func)
+        kind = operator.kind
+        if kind is Kind.IMMEDIATE:
+            return operator.call(*args, **kwargs)
+        if kind is Kind.COMPOSITE:
             with mode:
                 return decompose(func, args, kwargs)
         if operator.device and _elsewhere(kwargs.get("device")):
             return operator.call(*args, **kwargs)
         try:
             with self.device.lock:
-                return self._routes[operator.kind](operator, args, kwargs)
+                if kind is Kind.DEFERRED:
+                    return self._defer(operator, args, kwargs)
+                return self._routes[kind](operator, args, kwargs)
         except Opaque as opaque:
             return self._unmodelled(operator, args, kwargs, str(opaque))
 
@@ -132,9 +120,6 @@ class Executor:
             bound = self._bind(operator, args, kwargs)
         return self._enqueue(operator, args, kwargs, bound, outcome, start)
 
-    def _at_once(self, operator: Operator, args: Any, kwargs: Any) -> Any:
-        return operator.call(*args, **kwargs)
-
     def _resize(self, operator: Operator, args: Any, kwargs: Any) -> Any:
         tensor, like = args[0], args[1]
         self._make_room(tensor, like.shape if isinstance(like, torch.Tensor) else torch.Size(like))
@@ -144,7 +129,7 @@ class Executor:
     def _lift(self, operator: Operator, args: Any, kwargs: Any) -> Any:
         """Host values arrive: a copy from pageable memory, which a capture allows for single values only."""
         tensor = args[0]
-        if self.device.memory.segment_of(tensor.data_ptr()) is not None:
+        if _elsewhere(tensor.device) or self.owns(tensor):
             return tensor
         if tensor.dim():
             self._refuse_in_capture("a copy from pageable host memory")
@@ -171,56 +156,7 @@ class Executor:
             self.device.synchronize()
         return operator.call(*args, **kwargs)
 
-    # -- enqueueing ----------------------------------------------------------------------------------------
-
-    def _bind(self, operator: Operator, args: Any, kwargs: Any) -> Bound:
-        return Bound(operator, args, kwargs, self.aliases, torch.get_default_dtype())
-
-    def _enqueue(
-        self, operator: Operator, args: Any, kwargs: Any, bound: Bound, outcome: Outcome, start: Draw | None = None
-    ) -> Any:
-        device = self.device
-        stream = device.current_stream()
-        made, landing = None, None
-        if operator.fresh:
-            results = Results(device, self.aliases, stream)
-            made = results.make(_new_values(operator, outcome.value))
-            landing = results.landing
-            if results.fills:
-                device.launch("poison", (), results.spans, Poison(results.fills, results.tensors), stream)
-                bound.writes += results.spans
-                bound.written += results.tensors
-        if operator.blank and operator.fresh:
-            return made
-        label = f"{operator.label} (hull)" if bound.hull else operator.label
-        call = Call(operator.call, label, bound.args, bound.kwargs, landing, bound.written, self._now(), start)
-        self._launch(call, bound.reads, bound.writes, stream)
-        return made if not operator.written else _returned(operator, args, kwargs, made)
-
-    def _launch(self, call: Call, reads: Any, writes: Any, stream: int) -> Node:
-        if self.witness is not None:
-            call.witness, call.ordinal = self.witness, self._enqueued
-            self._enqueued += 1
-        return self.device.launch(call.label, reads, writes, call, stream)
-
-    def _refuse_in_capture(self, what: str) -> None:
-        """Break the capture the current stream is part of, if any."""
-        state = self.device.streams[self.device.current_stream()]
-        if state.capture is not None:
-            self.device.captures.broken(
-                what,
-                "do it before the capture, or replace it by an operator whose result depends on shapes only",
-                state.capture,
-            )
-
-    def _upload(self, value: Any, label: str) -> Any:
-        """Tensors of the device that will hold host values."""
-        stream = self.device.current_stream()
-        results = Results(self.device, self.aliases, stream)
-        made = results.make(map_tensors(value, TensorSpec))
-        call = Call(lambda: value, label, (), {}, results.landing, results.tensors, self._now())
-        self._launch(call, (), results.spans, stream)
-        return made
+    # -- the host waits ----------------------------------------------------------------------------------
 
     def _answer(self, operator: Operator, args: Any, kwargs: Any, wait: Callable[[int, Node], None]) -> Any:
         """Run a call up to its result before the host goes on."""
@@ -235,62 +171,23 @@ class Executor:
         for name in operator.outputs & bound.kwargs.keys():
             self._make_room(kwargs[name], bound.kwargs[name].shape)
             kwargs[name].resize_(bound.kwargs[name].shape)
-            self._defer(self._operator(torch.ops.aten.copy_.default), (kwargs[name], bound.kwargs[name]), {})
+            self._copy(kwargs[name], bound.kwargs[name])
         if not operator.fresh:
-            return _returned(operator, args, kwargs, None)
-        return _returned(operator, args, kwargs, self._upload(_new_values(operator, answer.result), operator.label))
+            return returned(operator, args, kwargs, None)
+        return returned(operator, args, kwargs, self._upload(new_values(operator, answer.result), operator.label))
+
+    def _refuse_in_capture(self, what: str) -> None:
+        """Break the capture the current stream is part of, if any."""
+        state = self.device.streams[self.device.current_stream()]
+        if state.capture is not None:
+            self.device.captures.broken(
+                what,
+                "do it before the capture, or replace it by an operator whose result depends on shapes only",
+                state.capture,
+            )
 
     def _operator(self, func: Any) -> Operator:
-        return self._operators.setdefault(func, Operator(func))
-
-    def _now(self) -> Flags:
-        now = flags.current()
-        if now != self._flags:
-            self._flags = now
-        return self._flags
-
-    # -- tensors that grow ---------------------------------------------------------------------------------
-
-    def _fit(self, kwargs: Any, resized: dict[str, TensorSpec]) -> None:
-        """``out=`` tensors of another shape are resized at enqueue, as their shape is known then."""
-        for key, spec in resized.items():
-            self._make_room(kwargs[key], spec.shape)
-            kwargs[key].resize_(spec.shape)
-
-    def _make_room(self, tensor: torch.Tensor, shape: torch.Size) -> None:
-        """Storage of the device large enough for `shape`; the bytes there were move with the tensor."""
-        offset = tensor.storage_offset()
-        room = tensor.untyped_storage().nbytes() // tensor.element_size() - offset
-        if shape.numel() <= room:
-            return
-        results = Results(self.device, self.aliases, self.device.current_stream())
-        fresh = results.make(TensorSpec(torch.empty(shape.numel(), dtype=tensor.dtype, device="meta")))
-        self.device.launch("poison", (), results.spans, Poison(results.fills, results.tensors))
-        if room > 0:
-            old = tensor.as_strided((room,), (1,), offset)
-            self._defer(self._operator(torch.ops.aten.copy_.default), (fresh[:room], old), {})
-        tensor.set_(fresh)
-
-
-def _new_values(operator: Operator, value: Any) -> Any:
-    """The part of a result that is new, None where an argument is returned."""
-    if operator.single:
-        return value
-    return tuple(None if source is not None else v for source, v in zip(operator.returned, value, strict=True))
-
-
-def _returned(operator: Operator, args: Any, kwargs: Any, made: Any) -> Any:
-    """What the caller gets: the arguments the operator says it returns, and new values."""
-
-    def argument(key: Key) -> Any:
-        return kwargs[key] if isinstance(key, str) else args[key]
-
-    returned = operator.returned
-    if not returned:
-        return None
-    if operator.single:
-        return made if returned[0] is None else argument(returned[0])
-    return tuple(made[i] if key is None else argument(key) for i, key in enumerate(returned))
+        return self._operators.setdefault(id(func), Operator(func))
 
 
 def _elsewhere(device: Any) -> bool:

@@ -24,11 +24,21 @@ WAITS = frozenset({
     Tensor.__array__, Tensor.__deepcopy__, Tensor.__repr__, Tensor.__reduce_ex__, Tensor.tolist, Tensor.numpy,
 })  # fmt: skip
 """Read their own tensor, outside dispatch."""
-WAITS_FOR_INPUTS = frozenset({
-    torch.tensor, torch.as_tensor, torch.asarray, torch.tensor_split, torch.ctc_loss, torch.nn.functional.ctc_loss,
-    torch.gradient, torch.nn.utils.rnn.pack_padded_sequence, Tensor.tensor_split, Tensor.new_tensor, Tensor.new,
-})  # fmt: skip
+WAITS_FOR_INPUTS = frozenset(
+    {
+        torch.tensor,
+        torch.as_tensor,
+        torch.asarray,
+        torch.tensor_split,
+        torch.ctc_loss,
+        Tensor.tensor_split,
+        Tensor.new_tensor,
+        Tensor.new,
+    }
+)
 """Read some of their tensor arguments outside dispatch, and then run as usual."""
+ON_THE_HOST = frozenset({torch._VF._pad_packed_sequence})
+"""Fill a tensor outside dispatch that they allocated through it: run as a whole, by the host."""
 ESCAPES = frozenset({
     Tensor.__dlpack__, Tensor.untyped_storage, Tensor.storage, Tensor._typed_storage, Tensor.share_memory_,
     Tensor.apply_, Tensor.map_, Tensor.map2_,
@@ -54,6 +64,7 @@ class HostReads(TorchFunctionMode):
         self._routes: dict[Any, Callable[[Any, Any, Any], Any]] = {
             **dict.fromkeys(WAITS, self._read),
             **dict.fromkeys(WAITS_FOR_INPUTS, self._wait),
+            **dict.fromkeys(ON_THE_HOST, self._run),
             **dict.fromkeys(ESCAPES, self._refuse),
             Tensor.data_ptr: self._address,
         }
@@ -71,6 +82,10 @@ class HostReads(TorchFunctionMode):
             with _disable_current_modes(), DisableTorchFunction():
                 self._executor.read(tensors, f"host reads for {func.__name__}")
         return func(*args, **kwargs)
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        with _disable_current_modes(), DisableTorchFunction():
+            return self._wait(func, args, kwargs)
 
     def _read(self, func: Any, args: Any, kwargs: Any) -> Any:
         with _disable_current_modes(), DisableTorchFunction():

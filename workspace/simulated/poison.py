@@ -38,8 +38,3 @@ class Poison:
     def __call__(self) -> None:
         for address, value, nbytes in self._fills:
             ctypes.memset(address, value, nbytes)
-
-
-def fill_of(tensor: torch.Tensor, nbytes: int) -> Fill:
-    """The poison of a dense tensor of device memory."""
-    return tensor.data_ptr(), BOOL if tensor.dtype is torch.bool else BYTE, nbytes

@@ -33,9 +33,13 @@ class Draw:
         self._advance()
         return draw
 
+    def rewind(self) -> None:
+        """Put the generator back to where the call starts."""
+        self.generator.set_state(self._state)
+
     def __enter__(self) -> None:
         self._present = self.generator.get_state()
-        self.generator.set_state(self._state)
+        self.rewind()
 
     def __exit__(self, *raised: object) -> None:
         assert self._present is not None
@@ -46,4 +50,8 @@ class Draw:
 def draw(generator: torch.Generator | None, advance: Callable[[], Any]) -> tuple[Draw, Any]:
     """The state a call enqueued now starts from, and what `advance` returned when it moved the generator past it."""
     start = Draw(generator if generator is not None else torch.default_generator, advance)
-    return start, advance()
+    try:
+        return start, advance()
+    except Exception:
+        start.rewind()
+        raise

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from workspace.simulated.aliases import Aliases, Span
-from workspace.simulated.poison import Fill, fill_of
+from workspace.simulated.poison import BOOL, BYTE, Fill
 from workspace.simulated.shapes import TensorSpec
 
 ROUND = 512
@@ -67,20 +67,19 @@ class Results:
         if not spec.nbytes:
             empty = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype)
             return empty, empty.detach()
-        tensor = self._device_tensor(spec)
-        alias = self._aliases.of(tensor)
-        self.spans.append((alias.tensor.data_ptr(), spec.nbytes))
-        self.fills.append(fill_of(alias.tensor, spec.nbytes))
-        self.tensors.append(alias.tensor)
-        return tensor, alias.tensor
-
-    def _device_tensor(self, spec: TensorSpec) -> torch.Tensor:
         buffer = self._device.alloc(spec.nbytes, self._stream)
+        address = buffer.address
         buffer.block.tensor = True  # the allocator heeds record_stream for it
-        holder = _holder(-(-spec.nbytes // ROUND) * ROUND).from_address(buffer.address)
+        holder = _holder(-(-spec.nbytes // ROUND) * ROUND).from_address(address)
         holder.buffer = buffer  # freed with the storage, when its last view dies
         tensor = torch.frombuffer(holder, dtype=spec.dtype, count=spec.count)
-        return tensor if spec.flat else tensor.as_strided(spec.shape, spec.stride)
+        if not spec.flat:
+            tensor = tensor.as_strided(spec.shape, spec.stride)
+        alias = self._aliases.at(address, spec, tensor).tensor
+        self.spans.append((address, spec.nbytes))
+        self.fills.append((address, BOOL if spec.dtype is torch.bool else BYTE, spec.nbytes))
+        self.tensors.append(alias)
+        return tensor, alias
 
 
 @lru_cache(maxsize=1024)

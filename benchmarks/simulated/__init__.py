@@ -1,0 +1,1 @@
+"""What the simulated device itself costs."""
