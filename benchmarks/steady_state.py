@@ -23,9 +23,8 @@ SHAPES = {
     "scales": ((64, 4), torch.uint8),
     "weights": ((64,), torch.float32),
 }
-INDEXER_Q = workspace.Layout(
-    "indexer_q", **{name: workspace.spec("T", *shape, dtype=dtype) for name, (shape, dtype) in SHAPES.items()}
-)
+SPECS: Any = {name: workspace.spec("T", *shape, dtype=dtype) for name, (shape, dtype) in SHAPES.items()}
+INDEXER_Q = workspace.Layout("indexer_q", **SPECS)
 FILLER = workspace.Layout("filler", filler=workspace.spec("N", dtype=torch.uint8))
 
 
