@@ -26,6 +26,11 @@ class WorkspaceConfig:
     micro_batches: int = setting(
         1, "an integer of at least 1", "slots of a lane that may be live at once", at_least(1)
     )
+    policy: Literal["fence,grow", "grow,fence", "fence", "grow"] = setting(
+        "fence,grow",
+        "'fence,grow', 'grow,fence', 'fence' or 'grow'",
+        "what to try, in this order, when no block is ordered; what is not named is refused",
+    )
     in_flight: int = setting(
         0,
         "an integer of at least 0",

@@ -24,8 +24,8 @@ class Pooled:
     """A pool of blocks under the one rule.
 
     Subclasses say which sub-pool a stream is at home in (`home`) and which blocks of other homes it may take
-    (`elsewhere`). The order is: a block that is ordered; then, as long as fewer than ``in_flight`` requests' worth of
-    bytes wait for other streams, growth; a fence; growth; refusal.
+    (`elsewhere`). A block that is ordered comes first; then what ``policy`` names, in its order, where growth comes
+    before a fence as long as fewer than ``in_flight`` requests' worth of bytes wait for other streams; then refusal.
     """
 
     name: ClassVar[str]
@@ -38,6 +38,8 @@ class Pooled:
         self.source = source or DriverSource(timeline, config.granularity, config.capacity)
         self.pool = Pool(timeline, self.source, self.home)
         self.locked = False
+        self._may_fence = "fence" in config.policy
+        self._may_grow = "grow" in config.policy
         self._lanes: dict[str, Lane] = {}
         self.growths = 0
         self.elided = 0
@@ -84,19 +86,24 @@ class Pooled:
         return self.pool.ordered(request.nbytes, stream, self.home(stream)) or self.elsewhere(request, stream)
 
     def _unordered(self, request: Request, stream: Stream) -> Block:
-        """No free block is ordered: grow while little is in flight, else fence, else grow, else refuse."""
-        may_grow = not self.locked
-        block = self.pool.pending(request.nbytes, stream, self.homes(stream))
-        if block is not None:
-            room = self.config.in_flight * request.nbytes
-            if may_grow and room and self.pool.in_flight(stream) < room:
-                try:
-                    return self._grow(request, stream)
-                except CapacityError:
-                    pass  # a fence needs no memory: it is the answer to a full device
-            self._fence(block, request, stream)
-            return block
-        return self._last_resort(request, stream)
+        """No free block is ordered: fence or grow, as the policy has it, else refuse."""
+        pending = self.pool.pending(request.nbytes, stream, self.homes(stream)) if self._may_fence else None
+        if pending is None:
+            return self._last_resort(request, stream)
+        if self._grows_first(request, stream):
+            try:
+                return self._grow(request, stream)
+            except CapacityError:
+                pass  # a fence needs no memory: it is the answer to a full device
+        self._fence(pending, request, stream)
+        return pending
+
+    def _grows_first(self, request: Request, stream: Stream) -> bool:
+        """Whether growth comes before the fence: by policy, or while little waits for other streams."""
+        if self.locked or not self._may_grow:
+            return False
+        room = self.config.in_flight * request.nbytes
+        return self.config.policy.startswith("grow") or (room > 0 and self.pool.in_flight(stream) < room)
 
     def _last_resort(self, request: Request, stream: Stream) -> Block:
         """Nothing free fits: what graphs that are gone had pinned may, else the pool grows, or refuses."""
@@ -105,7 +112,7 @@ class Pooled:
         if len(self.timeline.pins) < graphs:
             self.pool.consolidate()
             return self._ordered(request, stream) or self._unordered(request, stream)
-        if self.locked:
+        if self.locked or not self._may_grow:
             raise self._refusal(request, stream)
         return self._grow(request, stream)
 
@@ -137,13 +144,21 @@ class Pooled:
         held = self.held()
         self.timeline.explanations.note("refusal", request)
         site, state = call_site(), self.timeline.state
+        pending = self.pool.pending(request.nbytes, stream, self.homes(stream))
+        other, streams = "", ""
+        if pending is not None:
+            other = pending.request.owner if pending.request is not None else "earlier leases"
+            streams = ", ".join(self.timeline.stream_of(used).name for used in pending.uses)
         return CapacityError(
             f"{request.owner} asks {request.nbytes} bytes on {stream!r} (lane {state.lane!r}, micro-batch "
-            f"{state.micro_batch}) at {site}, and the workspace is locked at {held.reserved} bytes "
-            f"({held.allocated} on lease)",
-            "declare the layout's largest dims before reserve(), raise `headroom`, or unlock()",
+            f"{state.micro_batch}) at {site}, and the workspace "
+            + ("is locked" if self.locked else f"may not grow (policy={self.config.policy!r})")
+            + f" at {held.reserved} bytes ({held.allocated} on lease)"
+            + (f"; the block that fits was last used by {other} on {streams}" if other else ""),
+            "declare the layout's largest dims before reserve(), raise `headroom`, unlock(), or allow fences",
             owner=request.owner, asked=request.nbytes, capacity=held.reserved, allocated=held.allocated,
             stream=stream.name, lane=state.lane, micro_batch=state.micro_batch, site=site, setting="headroom",
+            other=other, other_streams=streams,
         )  # fmt: skip
 
     # -- release ---------------------------------------------------------------------------------------------
