@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from sortedcontainers import SortedKeyList
 
 from workspace.block import FREE, GONE, TAKEN, Block, Shelf, Slab
+from workspace.layout import MAX_BYTES
 from workspace.request import Request
 from workspace.source import Source
 from workspace.streams import Stream
@@ -121,7 +122,10 @@ class Pool:
 
     # -- growth ----------------------------------------------------------------------------------------------
     def grow(self, nbytes: int, stream: Stream) -> Block:
-        """Obtain bytes for a block of this size, after giving up idle slabs. Raises `CapacityError`, state kept."""
+        """Obtain bytes for a block of this size, after giving up slabs too small for it.
+
+        Raises `CapacityError`, with every lease and block as before.
+        """
         home = self.home(stream)
         for slab in self.slabs:
             tail = self._lengthen(slab, nbytes, stream)
@@ -129,8 +133,9 @@ class Pool:
                 tail.home = home
                 self._insert(tail, coalesce=False)
                 return tail
-        self.source.check(nbytes, self.idle())
-        if not self.source.fixed and self.give_up_idle():
+        # An idle slab that is large enough is only waited for by others: it is what growth keeps out of the way of.
+        self.source.check(nbytes, self.idle(below=nbytes))
+        if not self.source.fixed and self.give_up_idle(below=nbytes):
             self.source.release_cached()
         slab = self.source.obtain(nbytes, stream)
         self.slabs.append(slab)
@@ -155,16 +160,19 @@ class Pool:
             self.slabs.append(slab)
             self._insert(slab.first)
 
-    def idle(self) -> int:
-        """Bytes of slabs in which nothing is leased, shelves emptied first."""
+    def idle(self, below: int = MAX_BYTES) -> int:
+        """Bytes of slabs, smaller than `below`, in which nothing is leased; shelves are emptied first."""
         self.consolidate()
-        return sum(slab.nbytes for slab in self.slabs if slab.idle())
+        return sum(slab.nbytes for slab in self.slabs if slab.nbytes < below and slab.idle())
 
-    def give_up_idle(self) -> int:
-        """Give every idle slab whose last uses the host can see complete back to the source; returns the bytes."""
+    def give_up_idle(self, below: int = MAX_BYTES) -> int:
+        """Give idle slabs smaller than `below` back to the source; returns the bytes.
+
+        Blocks the host until their last uses are complete; a slab whose uses cannot be seen complete is kept.
+        """
         self.consolidate()
         given = 0
-        for slab in [slab for slab in self.slabs if slab.idle()]:
+        for slab in [slab for slab in self.slabs if slab.nbytes < below and slab.idle()]:
             nbytes = slab.nbytes
             self._gather(slab)
             if self.source.give_up(slab):
