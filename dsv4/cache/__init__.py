@@ -1,0 +1,1 @@
+"""Paged caches: byte layouts, block tables and the allocator of their blocks."""
