@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from workspace import simulated
 from workspace.errors import DriverError
+from workspace.simulated.operators import composite, decompose
 
 VARIANTS = ("function", "in-place", "inference", "gradients")
 EXEMPT = Path(__file__).with_name("opinfo_exempt.toml")
@@ -24,6 +25,9 @@ class Null(TorchDispatchMode):
     """Changes nothing; being there makes torch take the composite paths it takes under any mode."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if composite(func):
+            with self:
+                return decompose(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
 

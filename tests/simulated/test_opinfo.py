@@ -44,8 +44,8 @@ def test_every_operator_gives_the_bits_of_eager_execution(shard: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_every_sample_and_variant_gives_the_bits_of_eager_execution(shard: int) -> None:
-    """Twenty samples; in place, under inference mode and through autograd too."""
-    assert sweep(shard, 20, VARIANTS) == []
+    """Eight samples; in place, under inference mode and through autograd too."""
+    assert sweep(shard, 8, VARIANTS) == []
 
 
 def test_exempt_operators_exist() -> None:
