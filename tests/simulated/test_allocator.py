@@ -253,6 +253,24 @@ def test_a_block_used_on_two_streams_and_freed_in_a_capture_waits_for_its_end() 
     device.end_capture(main)
 
 
+@pytest.mark.parametrize("capturing", [True, False])
+def test_events_of_a_free_during_any_capture_are_recorded_after_it(capturing: bool) -> None:
+    """Time that passes while somebody captures does not count."""
+    device = Device(memory="virtual", ahead=3)
+    side, elsewhere = device.new_stream(), device.new_stream()
+    buffer = device.alloc(4 * MIB)
+    address = buffer.address
+    device.record_stream(buffer, side)
+    if capturing:
+        device.begin_capture(elsewhere)
+    del buffer
+    for _ in range(5):
+        device.launch("time passes", stream=side)
+    if capturing:
+        device.end_capture(elsewhere)
+    assert (device.alloc(4 * MIB).address == address) is not capturing
+
+
 def test_the_judge_takes_the_allocators_edge_for_the_bytes_alone(device: Device) -> None:
     """A block that came back through its events is safe to reuse; other bytes of that stream are not."""
     main, side = device.new_stream(), device.new_stream()

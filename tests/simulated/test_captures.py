@@ -139,6 +139,18 @@ def test_an_event_never_recorded_is_no_obstacle(device: Device) -> None:
     device.end_capture(main)
 
 
+def test_no_wait_is_captured_once_the_capture_is_broken(device: Device) -> None:
+    main, event, never = device.new_stream(), device.new_event(), device.new_event()
+    device.begin_capture(main)
+    device.record(event, main)
+    with pytest.raises(CaptureBroken):
+        device.query(event)
+    for call in (lambda: device.wait(never, main), lambda: device.record(never, main), lambda: device.alloc(8, main)):
+        with pytest.raises(CaptureBroken, match="Invalidated"):
+            call()
+    broken(device, main)
+
+
 def test_an_event_of_a_capture_that_is_over_cannot_be_waited_for(device: Device) -> None:
     main, eager, event = device.new_stream(), device.new_stream(), device.new_event()
     device.begin_capture(main)

@@ -93,6 +93,20 @@ def test_named_schedules(schedule: object, expected: str) -> None:
     assert "".join(ran) == expected
 
 
+@pytest.mark.parametrize("blocking", [True, False])
+def test_deferred_work_on_the_default_stream_waits_for_blocking_streams(blocking: bool) -> None:
+    orders = set()
+    for seed in range(20):
+        device, ran = Device(execution="deferred", schedule=Random(seed)), []
+        other = device.stream_id(device.new_raw_stream(blocking=blocking))
+        enqueue(device, ran, "a", other)
+        enqueue(device, ran, "b", 0)
+        enqueue(device, ran, "c", other)
+        device.synchronize()
+        orders.add("".join(ran))
+    assert orders == ({"abc"} if blocking else {"abc", "bac", "acb"})
+
+
 def racing_pair(fenced: bool, schedule: Directed) -> tuple[float, Device]:
     """A writer on one stream, a reader on another."""
     device, main, side = deferred(schedule)

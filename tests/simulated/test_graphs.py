@@ -131,6 +131,45 @@ def test_a_graph_launched_in_a_capture_becomes_its_child() -> None:
     assert ran == ["inner", "outer"]
 
 
+@pytest.mark.parametrize("joined", [True, False])
+def test_races_inside_a_child_graph_are_those_of_its_parent(device: Device, joined: bool) -> None:
+    main, side, x = device.new_stream(), device.new_stream(), device.empty((KIB,), torch.uint8)
+    device.begin_capture(main)
+    hand_over(device, main, side)
+    device.launch("write", writes=[x], stream=main)
+    if joined:
+        hand_over(device, main, side)
+    device.launch("read", reads=[x], stream=side)
+    hand_over(device, side, main)
+    child = device.end_capture(main)
+    device.begin_capture(main)
+    child.launch(main)
+    parent = device.end_capture(main)
+    assert device.verdict() == "SAFE"
+    parent.launch(main)
+    assert labels(device) == (set() if joined else {("write", "read")})
+
+
+@pytest.mark.parametrize("one_graph", [True, False])
+def test_deferred_launches_of_one_graph_do_not_overlap(one_graph: bool) -> None:
+    """On two streams, nothing else would keep the second from passing the first."""
+    orders = set()
+    for seed in range(20):
+        device = Device(execution="deferred", schedule=Random(seed))
+        streams, ran = (device.new_stream(), device.new_stream()), []
+        graphs = []
+        for _ in range(2):
+            device.begin_capture(streams[0])
+            for label in "ab":
+                device.launch(label, fn=lambda label=label, ran=ran: ran.append(label), stream=streams[0])
+            graphs.append(device.end_capture(streams[0]))
+        for index, stream in enumerate(streams):
+            graphs[0 if one_graph else index].launch(stream)
+        device.synchronize()
+        orders.add("".join(ran))
+    assert orders == ({"abab"} if one_graph else {"abab", "aabb"})
+
+
 def test_release_is_told_once_at_reset(device: Device) -> None:
     stream, told = device.new_stream(), []
     graph = captured(device, stream)

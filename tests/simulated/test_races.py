@@ -140,7 +140,8 @@ def test_an_endless_race_stays_cheap_to_log_and_is_counted(device: Device, strea
         device.launch("write", writes=[(x.address + step % 700, 300)], stream=main if step % 2 else side)
     assert device.verdict() == "UNSAFE"
     assert len(device.races()) == 2 * 16 and sum(race.count for race in device.races()) > 10_000
-    assert len(device.judge.log) < 1000
+    device.launch("write", writes=[x], stream=main)
+    assert len(device.judge.log) == 1
 
 
 # -- the eight cases torch.cuda._sanitizer was measured on -------------------------------------------------
