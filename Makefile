@@ -49,12 +49,12 @@ $(VENV)/bin/python:
 	else $(PYTHON) -m venv $(VENV); fi
 
 $(VENV)/.ready: pyproject.toml | $(VENV)/bin/python
-	$(RUN) -c "$(TORCH_IN_RANGE)" 2>/dev/null || $(RUN) -m pip install '$(TORCH)'
-	$(RUN) -m pip install -e '.[test]'
+	$(RUN) -c "$(TORCH_IN_RANGE)" 2>/dev/null || $(RUN) -m pip install -q '$(TORCH)'
+	$(RUN) -m pip install -q -e '.[test]'
 	touch $@
 
 $(VENV)/.lint-ready: pyproject.toml | $(VENV)/.ready
-	$(RUN) -m pip install -e '.[test,dev]'
+	$(RUN) -m pip install -q -e '.[test,dev]'
 	touch $@
 
 # Entry points are found through this folder when the package is not installed.

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from workspace.config import FIELDS, load_config
 from workspace.errors import ConfigError, WorkspaceError
+from workspace.sweep.table import FULL_WIDTH
 from workspace.sweep.workload import MODES
 
 AUX = {"on": (True,), "off": (False,), "both": (True, False)}
@@ -40,6 +41,12 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except WorkspaceError as error:
             raise Refusal(error) from error
+
+
+def _console() -> Console:
+    """A terminal as wide as it is; a file or a pipe wide enough for every column."""
+    console = Console()
+    return console if console.is_terminal else Console(width=max(console.width, FULL_WIDTH))
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -71,7 +78,7 @@ def config(file: Path | None, overrides: dict[str, str]) -> None:
         value = getattr(loaded.config, key)
         shown = Text("none" if value is None or value == {} else str(value))
         table.add_row(key, shown, Text(loaded.sources[key]), field.metadata["about"])
-    Console().print(table)
+    _console().print(table)
 
 
 @main.command()
@@ -82,7 +89,7 @@ def strategies() -> None:
     table = Table("strategy", "safe", "what it does", box=None, pad_edge=False)
     for name, entry in registry.strategies().items():
         table.add_row(name, "yes" if entry.safe else "no", Text(entry.summary))
-    Console().print(table)
+    _console().print(table)
 
 
 @main.command()
@@ -106,7 +113,7 @@ def sweep(context: click.Context, /, **options: Any) -> None:
 
     replay = Replay(**{key: options.pop(key) for key in attrs.fields_dict(Replay)})
     aux_streams = AUX[options.pop("aux")]
-    context.exit(run(Console(), replay, aux_streams=aux_streams, **options))
+    context.exit(run(_console(), replay, aux_streams=aux_streams, **options))
 
 
 if __name__ == "__main__":

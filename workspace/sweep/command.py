@@ -15,7 +15,7 @@ from workspace.sweep.report import report, write_json
 from workspace.sweep.result import Refused, Result
 from workspace.sweep.runner import run_cells
 from workspace.sweep.session import open_session
-from workspace.sweep.table import result_table
+from workspace.sweep.table import print_results
 from workspace.sweep.workload import MODES
 
 
@@ -46,7 +46,7 @@ def run(
     finished = _run_with_progress(console, replay, todo, safe, pictured, jobs)
     results = [finished[cell] for cell in todo]
     measured = [result for result in results if isinstance(result, Result)]
-    console.print(result_table(results, safe))
+    print_results(console, results, safe)
 
     out.mkdir(parents=True, exist_ok=True)
     write_json(report(replay, session.description, results), out / "sweep.json")

@@ -2,66 +2,102 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+import attrs
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from workspace.sweep.result import Refused, Result, host_ratios
 
 COLOURS = {"SAFE": "green", "UNSAFE": "bold red", "UNKNOWN": "yellow"}
-VERBS = {"record": "record", "wait": "wait", "alloc": "alloc", "replay": "graph_launch"}
-"""Column and the driver's verb that it counts."""
 MIB = 1 << 20
-CAPTION = (
-    "on loan, held: peak MiB by leases and from the device; a pool holds what was reserved for the largest step. "
-    f"fences, elided, {', '.join(VERBS)}: per step. host us: CPU time per step, without the operations themselves."
+FULL_WIDTH = 135
+"""Columns of a terminal from which on every figure is shown; the JSON has all of them in any case."""
+
+
+@attrs.frozen
+class Figure:
+    """A column of figures.
+
+    Attributes
+    ----------
+    heading, value
+        Its name, and its text for a result.
+    always
+        Whether a narrow terminal shows it too.
+    """
+
+    heading: str
+    value: Callable[[Result], str]
+    always: bool = False
+
+
+def _per_step(count: Callable[[Result], int]) -> Callable[[Result], str]:
+    return lambda result: f"{count(result) / result.steps:,.1f}"
+
+
+def _calls(heading: str, verb: str) -> Figure:
+    return Figure(heading, _per_step(lambda result: result.driver_calls.get(verb, 0)))
+
+
+FIGURES = (
+    Figure("on loan", lambda result: f"{result.bytes.peak_allocated / MIB:,.1f}", True),
+    Figure("held", lambda result: f"{result.bytes.peak_reserved / MIB:,.0f}", True),
+    Figure("fences", _per_step(lambda result: result.counters["fences"]), True),
+    Figure("elided", _per_step(lambda result: result.counters["elided"])),
+    Figure("growths", lambda result: str(result.counters["growths"])),
+    _calls("record", "record"),
+    _calls("wait", "wait"),
+    _calls("alloc", "alloc"),
+    _calls("replay", "graph_launch"),
+    Figure("host us", lambda result: f"{result.host_us:,.0f}", True),
+)
+ABOUT = (
+    "x1, x2: micro-batches. on loan, held: peak MiB by leases, and from the device, where a pool holds what was "
+    "reserved for the largest step. fences, elided fences, driver calls: per step. host us: CPU time per step, "
+    "without the operations themselves. ratio: to caching in the same setting. races: pairs of accesses that no "
+    "edge orders. (!): not a safe strategy."
 )
 
 
-def result_table(results: Sequence[Result | Refused], safe: Mapping[str, bool]) -> Table:
-    """A row for each cell, in sections of cells to be compared with each other.
-
-    Bytes are peaks in MiB; fences, elided fences and driver calls are per step; growths, races and checked
-    accesses are of the whole replay.
-    """
-    table = Table(pad_edge=False, collapse_padding=True, caption=CAPTION, caption_justify="left")
-    for heading in ("mode", "mb", "aux", "strategy"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("on loan", "held", "fences", "elided", "growths", *VERBS, "host us", "x caching"):
+def print_results(console: Console, results: Sequence[Result | Refused], safe: Mapping[str, bool]) -> None:
+    """A row for each cell, in sections of cells to be compared with each other."""
+    wide = console.width >= FULL_WIDTH
+    figures = [figure for figure in FIGURES if figure.always or wide]
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=0)
+    table.add_column("setting", no_wrap=True)
+    table.add_column("strategy", no_wrap=True)
+    for heading in (*(figure.heading for figure in figures), "ratio"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for heading in ("verdict", "races / accesses"):
-        table.add_column(heading, no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    if wide:
+        table.add_column("races / accesses", justify="right", no_wrap=True)
     ratios = host_ratios([result for result in results if isinstance(result, Result)])
     setting = None
     for result in results:
         cell = result.cell
-        if setting not in (None, cell.setting):
+        if cell.setting != setting and setting is not None:
             table.add_section()
+        name = cell.strategy if safe[cell.strategy] else f"{cell.strategy} (!)"
+        front = ("" if cell.setting == setting else _setting(cell.setting), name)
         setting = cell.setting
-        name = cell.strategy if safe[cell.strategy] else f"{cell.strategy} (unsafe)"
-        front = (cell.mode, str(cell.micro_batches), "on" if cell.aux_streams else "off", name)
         if isinstance(result, Refused):
-            table.add_row(*front, *[""] * 11, Text("refused"), Text(result.problem))
+            table.add_row(*front, *[""] * (len(figures) + 1), Text("refused"))
             continue
         ratio = f"{ratios[cell]:.2f}" if cell in ratios else ""
-        table.add_row(*front, *_figures(result), ratio, *_verdict(result))
-    return table
+        judged = result.judgement
+        races = [f"{judged.races:,} / {judged.accesses:,}"] if wide else []
+        values = [figure.value(result) for figure in figures]
+        table.add_row(*front, *values, ratio, Text(judged.verdict, COLOURS[judged.verdict]), *races)
+    console.print(table)
+    console.print(ABOUT, style="dim")
+    for problem in dict.fromkeys(result.problem for result in results if isinstance(result, Refused)):
+        console.print(f"refused: {problem}", markup=False, highlight=False)
 
 
-def _figures(result: Result) -> tuple[str, ...]:
-    steps, counters = result.steps, result.counters
-    return (
-        f"{result.bytes.peak_allocated / MIB:,.1f}",
-        f"{result.bytes.peak_reserved / MIB:,.1f}",
-        f"{counters['fences'] / steps:,.1f}",
-        f"{counters['elided'] / steps:,.1f}",
-        f"{counters['growths']}",
-        *(f"{result.driver_calls.get(verb, 0) / steps:,.1f}" for verb in VERBS.values()),
-        f"{result.host_us:,.0f}",
-    )
-
-
-def _verdict(result: Result) -> tuple[Text, Text]:
-    judged = result.judgement
-    return Text(judged.verdict, COLOURS[judged.verdict]), Text(f"{judged.races:,} / {judged.accesses:,}")
+def _setting(setting: tuple[str, int, bool]) -> str:
+    mode, parts, aux = setting
+    return f"{mode} x{parts}" + ("" if aux else " serial")

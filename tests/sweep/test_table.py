@@ -1,0 +1,57 @@
+"""The table shows every cell, at any width."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from workspace.sweep.plan import Cell
+from workspace.sweep.result import Bytes, Judgement, Refused, Result
+from workspace.sweep.table import FULL_WIDTH, print_results
+
+CALLS = {"record": 5270, "wait": 6520, "alloc": 28_200, "graph_launch": 10}
+COUNTS = {"acquires": 90, "fences": 15, "elided": 25, "growths": 3}
+
+
+def result(strategy: str, host_us: float, verdict: str) -> Result:
+    judgement = Judgement(verdict, 13_007 if verdict == "UNSAFE" else 0, 113_026, "")
+    cell = Cell(strategy, "overflow", 2, True)
+    held = Bytes(1777 << 20, 26_582 << 20, 0, {})
+    return Result(cell, 10, 640, held, COUNTS, CALLS, host_us, judgement)
+
+
+RESULTS = [
+    result("caching", 80_000.0, "SAFE"),
+    result("unfenced", 20_000.0, "UNSAFE"),
+    Refused(Cell("caching", "wide", 2, True), "no wide regions here", "choose another mode"),
+]
+
+
+def printed(width: int) -> list[str]:
+    console = Console(file=StringIO(), width=width)
+    print_results(console, RESULTS, {"caching": True, "unfenced": False})
+    return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+
+def test_wide_table_has_every_figure() -> None:
+    """Peaks in MiB, counts per step, the ratio to caching, and the verdict with races and accesses."""
+    line = next(line for line in printed(FULL_WIDTH) if "unfenced" in line)
+    figures = "1,777.0 26,582 1.5 2.5 3 527.0 652.0 2,820.0 1.0 20,000 0.25 UNSAFE 13,007 / 113,026"
+    assert line.split() == ["unfenced", "(!)", *figures.split()]
+
+
+@pytest.mark.parametrize("width", [80, 100, FULL_WIDTH])
+def test_no_figure_is_cut(width: int) -> None:
+    """Rows keep strategy, bytes, host time and verdict whole, down to 80 columns."""
+    lines = printed(width)
+    assert not any("…" in line for line in lines) and all(len(line) <= width for line in lines)
+    assert any(line.split()[:2] == ["overflow", "x2"] and "80,000" in line and "SAFE" in line for line in lines)
+
+
+def test_refusal_is_named() -> None:
+    """A refused cell says so in its row, and why below the table."""
+    lines = printed(80)
+    assert any("wide x2" in line and "refused" in line for line in lines)
+    assert "refused: no wide regions here" in lines
