@@ -107,6 +107,17 @@ def test_deferred_work_on_the_default_stream_waits_for_blocking_streams(blocking
     assert orders == ({"abc"} if blocking else {"abc", "bac", "acb"})
 
 
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_record_on_the_default_stream_covers_blocking_streams(blocking: bool) -> None:
+    device, ran = Device(execution="deferred", schedule=StreamFirst(0)), []
+    other = device.stream_id(device.new_raw_stream(blocking=blocking))
+    event = device.new_event()
+    enqueue(device, ran, "a", other)
+    device.record(event, 0)
+    device.synchronize_event(event)
+    assert ran == (["a"] if blocking else [])
+
+
 def racing_pair(fenced: bool, schedule: Directed) -> tuple[float, Device]:
     """A writer on one stream, a reader on another."""
     device, main, side = deferred(schedule)

@@ -290,6 +290,18 @@ def test_a_new_stream_comes_after_what_the_host_saw_and_nothing_else(device: Dev
     assert labels(device) == {("unseen", "fresh")}
 
 
+@pytest.mark.parametrize("synchronised", [True, False])
+def test_device_synchronisation_covers_streams_that_are_gone(device: Device, synchronised: bool) -> None:
+    x = device.empty((KIB,), torch.uint8)
+    handle = device.new_raw_stream()
+    device.launch("read", reads=[x], stream=device.stream_id(handle))
+    device.destroy_stream(handle)
+    if synchronised:
+        device.synchronize()
+    device.launch("write", writes=[x], stream=device.new_stream())
+    assert device.verdict() == ("SAFE" if synchronised else "UNSAFE")
+
+
 # -- verdicts ----------------------------------------------------------------------------------------------
 
 

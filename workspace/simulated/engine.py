@@ -106,9 +106,13 @@ class Engine:
         if state is None:
             return None
         if state.seen != self.host.version or self.streams.blocking:
-            self.enter(state)
-        node = self.queue.last(key) if self.deferred else None
-        return Stamp(key, state.position, state.clock, self.tick, node)
+            deps = self.enter(state)
+            if self.deferred and deps:  # on the default stream, the record itself waits for blocking streams
+                node = Node(key, state.position, state.clock, "wait", "implicit wait")
+                node.deps = deps
+                self.queue.push(node)
+        last = self.queue.last(key) if self.deferred else None
+        return Stamp(key, state.position, state.clock, self.tick, last)
 
     def reached(self, stamp: Stamp) -> bool:
         """Whether the device got to a stamp."""
@@ -133,8 +137,9 @@ class Engine:
         """Block the host until the device is idle."""
         self.queue.drain()
         self._complete = self.tick
-        for state in self.streams.values():
-            self.host.learn(state.point())
+        for point in (*self.streams.departed, *(state.point() for state in self.streams.values())):
+            self.host.learn(point)
+        self.streams.departed.clear()
 
     def _join_implicitly(self, state: StreamState) -> tuple[Node, ...]:
         """The legacy default stream and blocking streams wait for each other."""
@@ -151,13 +156,16 @@ class Engine:
     def compact(self, judge: Judge) -> None:
         """Drop history that cannot race any more, and destroyed streams that nothing mentions."""
         judge.log.compact(self.host.clock)
-        gone = self.streams.forget(judge.streams())
-        if gone:
-            self.host.clock = without(self.host.clock, gone)
-            for state in self.streams.values():
-                state.clock = without(state.clock, gone)
+        mentioned = judge.streams()
+        self.streams.forget(mentioned)
+        kept = mentioned | self.streams.keys()
+        self.host.clock = within(self.host.clock, kept)
+        for state in self.streams.values():
+            state.clock = within(state.clock, kept)
+        for point in self.streams.departed:
+            point.clock = within(point.clock, kept)
 
 
-def without(clock: Clock, gone: set[int]) -> Clock:
-    """A clock that no longer mentions some streams."""
-    return {key: at for key, at in clock.items() if key not in gone}
+def within(clock: Clock, kept: set[int]) -> Clock:
+    """A clock that mentions no other streams."""
+    return {key: at for key, at in clock.items() if key in kept}

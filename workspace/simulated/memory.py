@@ -7,6 +7,7 @@ import mmap
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -126,13 +127,12 @@ class Memory:
             )
         if self.kind == "virtual":
             return None
-        arena = self._arenas[base]
+        return partial(_fill, self._arenas[base], address, nbytes, value)
 
-        def write() -> None:
-            assert arena is not None  # held, so that a freed segment stays mapped until this has run
-            ctypes.memset(address, value, nbytes)
 
-        return write
+def _fill(segment: torch.Tensor, address: int, nbytes: int, value: int) -> None:
+    """`segment` is held so that its bytes stay mapped until this has run, even if it was freed meanwhile."""
+    ctypes.memset(address, value, nbytes)
 
 
 def _dead(keep: Any, on_death: Callable[[], None] | None) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from workspace.errors import StreamError
-from workspace.simulated.order import Host, Track
+from workspace.simulated.order import Host, Point, Track
 
 if TYPE_CHECKING:
     from workspace.simulated.capture import Capture
@@ -32,7 +32,7 @@ class StreamState(Track):
         The capture in progress it is part of.
     """
 
-    __slots__ = ("alive", "blocking", "capture", "handle", "name")
+    __slots__ = ("blocking", "capture", "handle", "name")
 
     def __init__(self, key: int, name: str, host: Host, handle: int = 0, blocking: bool = False) -> None:
         super().__init__(key, host.clock, host.version)
@@ -40,7 +40,6 @@ class StreamState(Track):
         self.handle = handle
         self.blocking = blocking
         self.capture: Capture | None = None
-        self.alive = True
 
 
 class Stream:
@@ -74,6 +73,8 @@ class StreamTable(dict[int, StreamState]):
         self.current: Callable[[], int] = partial(getattr, self._local, "key")
         self._next = 1
         self.blocking: list[StreamState] = []
+        self.departed: list[Point] = []
+        """Ends of destroyed streams whose work the host has not seen complete."""
         self._names: dict[int, str] = {DEFAULT: "default"}
 
     def __missing__(self, key: Any) -> StreamState:
@@ -124,7 +125,7 @@ class StreamTable(dict[int, StreamState]):
 
     def remove(self, state: StreamState) -> None:
         """Destroy a raw stream; its handle is the next one to be handed out again."""
-        state.alive = False
+        self.departed.append(state.point())
         del self[state.key], self._by_handle[state.handle]
         self._free_handles.append(state.handle)
         if state.blocking:
@@ -134,9 +135,7 @@ class StreamTable(dict[int, StreamState]):
         """How many streams that are gone still have a name."""
         return len(self._names) - len(self)
 
-    def forget(self, mentioned: set[int]) -> set[int]:
-        """Drop the names of destroyed streams that no report can mention; return their keys."""
-        gone = {key for key in self._names if key not in self and key not in mentioned}
-        for key in gone:
-            del self._names[key]
-        return gone
+    def forget(self, mentioned: set[int]) -> None:
+        """Drop what is kept of destroyed streams that no report can mention."""
+        self._names = {key: name for key, name in self._names.items() if key in self or key in mentioned}
+        self.departed = [point for point in self.departed if point.stream in mentioned]
