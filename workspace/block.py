@@ -102,14 +102,14 @@ class Block:
         The sub-pool the block belongs to.
     request, site
         Who leased it last, for reports.
-    shelf, stream, clock, epoch, lent
-        On a shelf: which one, the stream it belongs to, that stream's id, the epoch there of the last use, and the
-        tensors built for the shelf's request.
+    shelf, stream, clock, epoch, lent, first
+        On a shelf: which one, the stream it belongs to, that stream's id, the epoch there of the last use, the tensors
+        built for the shelf's request, and the first four of them.
     """
 
     __slots__ = (
-        "clock", "epoch", "events", "home", "lent", "nbytes", "next", "offset", "prev", "request", "shelf", "site",
-        "slab", "state", "stream", "uses", "views",
+        "clock", "epoch", "events", "first", "home", "lent", "nbytes", "next", "offset", "prev", "request", "shelf",
+        "site", "slab", "state", "stream", "uses", "views",
     )  # fmt: skip
 
     def __init__(self, slab: Slab, offset: int, nbytes: int) -> None:
@@ -130,6 +130,7 @@ class Block:
         self.clock = 0
         self.epoch = 0
         self.lent: list[Any] = []
+        self.first: tuple[Any, ...] = ()
 
     def __repr__(self) -> str:
         return f"<{self.state} block {self.address:#x}+{self.nbytes}>"
@@ -177,7 +178,12 @@ class Block:
         for request, tensors in self.views.items():
             self.slab.watch(request.owner, tensors)
         self.views = {}
-        self.lent = []
+        self.lent, self.first = [], ()
+
+
+def first_four(tensors: list[Any]) -> tuple[Any, Any, Any, Any]:
+    """The tensors that a lease keeps in slots of its own; None where there are fewer."""
+    return (*tensors, None, None, None, None)[:4]
 
 
 def pinned_owners(slab: Slab) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -28,7 +28,7 @@ from workspace.explain import Reason
 from workspace.fork import Branch, Fork
 from workspace.graph import Graph
 from workspace.layout import ALIGNMENT, Layout, Resolved, TensorSpec, round_up
-from workspace.lease import Lease
+from workspace.lease import IDLE, Lease
 from workspace.provider import WorkspaceProvider
 from workspace.request import Request
 from workspace.reservation import Reservation
@@ -37,7 +37,7 @@ from workspace.snapshot import Snapshot, take_snapshot
 from workspace.streams import CURRENT, Stream
 from workspace.timeline import Timeline
 
-new_lease = Lease.of
+new_object = object.__new__
 
 Result = TypeVar("Result")
 
@@ -106,49 +106,63 @@ class Workspace:
         return self.timeline.driver
 
     # -- scratch ---------------------------------------------------------------------------------------------
-    def lease(self, layout: Layout, /, *, stream: object = CURRENT, zero: bool = False, **dims: int) -> Lease:
-        """A lease of a layout, acquired by ``with``.
+    if TYPE_CHECKING:
 
-        Parameters
-        ----------
-        layout
-            What to lease.
-        stream
-            Where the first work on the bytes goes; omitted, the stream current at the acquire.
-        zero
-            Fill with zeros on that stream, also at each replay of a capture. Otherwise contents are unspecified.
-        **dims
-            A value for each dim of the layout.
+        def lease(self, layout: Layout, /, *, stream: object = ..., zero: bool = ..., **dims: int) -> Lease: ...
 
-        Raises
-        ------
-        LayoutError, SizeError
-            Dims are missing, unknown, negative or overflow.
-        StreamError
-            The stream is None or of another device.
-        CapacityError
-            It does not fit and growth is not allowed; nothing has changed.
-        CaptureError
-            Inside a capture, and not reserved before.
-        GradModeError
-            Autograd records and ``allow_grad`` is off.
-        """
-        try:
-            request = self._requests.get((layout, *dims.values()))
-        except TypeError:  # an unhashable dim, which `_request` refuses by name
-            request = None
-        # The key holds the values only, which is all that differs from call to call at one place in the model.
-        if request is None or request.dims != dims or zero:
-            request = self._request(layout, zero, dims)
-        if stream is not CURRENT:
-            if stream is None:
-                raise StreamError("stream=None", "omit the argument for the caller's current stream, or pass a stream")
-            return Lease.of(request).on(stream)
-        return new_lease(request)
+    else:
+        # Keyword defaults would cost a twentieth of a steady lease, at every lease.
+        def lease(self, layout, /, **dims):
+            """A lease of a layout, acquired by ``with``.
+
+            Parameters
+            ----------
+            layout
+                What to lease.
+            stream
+                Where the first work on the bytes goes; omitted, the stream current at the acquire.
+            zero
+                Fill with zeros on that stream, also at each replay of a capture. Otherwise contents are unspecified.
+            **dims
+                A value for each dim of the layout.
+
+            Raises
+            ------
+            LayoutError, SizeError
+                Dims are missing, unknown, negative or overflow.
+            StreamError
+                The stream is None or of another device.
+            CapacityError
+                It does not fit and growth is not allowed; nothing has changed.
+            CaptureError
+                Inside a capture, and not reserved before.
+            GradModeError
+                Autograd records and ``allow_grad`` is off.
+            """
+            try:
+                request = self._requests.get((layout, *dims.values()))
+            except TypeError:  # an unhashable dim, which `_request` refuses by name
+                return self._lease(layout, **dims)
+            # The key holds the values only, which is all that differs from call to call at one place in the model.
+            if request is None or request.dims != dims:
+                return self._lease(layout, **dims)
+            # What `Lease.of` does, without the call.
+            lease = new_object(request.lease_type)
+            lease.request = request
+            lease._tensors = None
+            lease._state = IDLE
+            return lease
+
+    def _lease(self, layout: Layout, /, *, stream: object = CURRENT, zero: bool = False, **dims: int) -> Lease:
+        """A lease that is not yet known, or has a stream or zeros asked for."""
+        lease = Lease.of(self._request(layout, zero, dims))
+        if stream is None:
+            raise StreamError("stream=None", "omit the argument for the caller's current stream, or pass a stream")
+        return lease if stream is CURRENT else lease.on(stream)
 
     def acquire(self, layout: Layout, /, *, stream: object = CURRENT, zero: bool = False, **dims: int) -> Lease:
         """As `lease`, acquired at once; the caller releases."""
-        return self.lease(layout, stream=stream, zero=zero, **dims).__enter__()
+        return self._lease(layout, stream=stream, zero=zero, **dims).__enter__()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, *, owner: str = "empty") -> Any:
         """One tensor on the current stream whose bytes return when its storage dies, views included.
