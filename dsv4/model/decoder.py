@@ -1,0 +1,199 @@
+"""The decoder and its MTP block: what a runner holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from dsv4 import ops
+from dsv4.batch import batch_of
+from dsv4.cache.caches import Caches
+from dsv4.config import LayerKind
+from dsv4.engine import Engine
+from dsv4.model import attend, finish, prepare
+from dsv4.model.context import Context
+from dsv4.model.forward import Body, Forward
+from dsv4.model.linear import linear
+from dsv4.model.metadata import Metadata, metadata
+from dsv4.model.precision import Precision
+from dsv4.model.scratch import draft_entry
+from dsv4.model.weights import DraftWeights, ModelWeights
+from dsv4.ops.rope import table
+from dsv4.plan import conditions_of, dims_of
+from dsv4.scheduler import Rows
+from dsv4.shard import Shard
+from dsv4.stages import MAIN
+from dsv4.topology import AUX_STREAMS
+
+KERNELS = prepare.KERNELS | attend.KERNELS | finish.KERNELS
+
+
+@attrs.frozen(eq=False)
+class Outcome:
+    """What a forward pass leaves, in the framework's memory.
+
+    Attributes
+    ----------
+    hidden
+        [T, H], after the head and the final norm.
+    residual
+        [T, S, H], the streams before the head, which the MTP block takes.
+    sampled
+        Rows whose request wants its next token, in the order of the step.
+    """
+
+    hidden: torch.Tensor
+    residual: torch.Tensor
+    sampled: tuple[int, ...]
+
+
+class Decoder:
+    """A model on a workspace. Every forward pass takes its scratch from leases, one a stage.
+
+    Work goes to the caller's current stream, and to the aux streams where `dsv4.topology` forks.
+
+    Parameters
+    ----------
+    engine
+        Limits; they size the RoPE tables and what is kept for the life of the workspace.
+    caches
+        The model's paged caches.
+    aux_streams
+        Whether layers fork to side streams.
+    suffix
+        Tells the streams and persistent tensors of several micro-batches apart.
+    """
+
+    def __init__(
+        self,
+        ws: Any,
+        shard: Shard,
+        precision: Precision,
+        engine: Engine,
+        weights: ModelWeights,
+        caches: Caches,
+        *,
+        aux_streams: bool = True,
+        suffix: str = "",
+    ) -> None:
+        self.ws, self.shard, self.precision, self.engine = ws, shard, precision, engine
+        self.weights, self.caches, self.aux_streams = weights, caches, aux_streams
+        self.streams = {name: ws.stream(name + suffix) for name in AUX_STREAMS}
+        self.main = ws.stream(MAIN + suffix)
+        chosen = None
+        if LayerKind.C4 in caches.kinds:
+            shape = (engine.max_num_batched_tokens, shard.config.index_topk)
+            with ws.on(self.main):
+                chosen = ws.persistent("topk_indices" + suffix, shape, torch.int32)
+        tables = {kind: table(shard.config, kind, engine.max_model_len, precision.wide) for kind in set(caches.kinds)}
+        self.body = Body(weights.layers, caches, self._embed, weights.head, tables, chosen)
+
+    def forward(self, rows: Sequence[Rows], contexts: Mapping[int, Context], padded: int = 0) -> Outcome:
+        """One step: the rows of every request that takes part, decode rows first.
+
+        Parameters
+        ----------
+        contexts
+            Each request's tokens and blocks, by the number in its rows.
+        padded
+            Rows to pad the step to; 0: none.
+
+        Raises
+        ------
+        CacheFull
+            A request needs more blocks than are free. What other requests hold is untouched.
+        """
+        walk = self.prepared(rows, contexts, padded)
+        for _ in self.layers(walk):
+            pass
+        return outcome(walk, rows)
+
+    def prepared(self, rows: Sequence[Rows], contexts: Mapping[int, Context], padded: int = 0) -> Forward:
+        """A forward pass that has taken its blocks and is ready to walk."""
+        for one in rows:
+            contexts[one.request].blocks_of(self.caches).extend(one.start, one.end)
+        return self._forward(self.body, rows, contexts, padded, shift=0)
+
+    def layers(self, walk: Forward) -> Iterator[None]:
+        """Enqueue a prepared pass, yielding after each layer."""
+        with torch.no_grad():
+            yield from walk.walk()
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[N, V] of rows [N, H] of `Outcome.hidden`, on the current stream."""
+        with torch.no_grad():
+            return torch.mm(hidden, self.weights.lm_head.T)
+
+    def _forward(
+        self, body: Body, rows: Sequence[Rows], contexts: Mapping[int, Context], padded: int, shift: int
+    ) -> Forward:
+        batch = batch_of(tuple(rows), self.shard, self.engine)
+        meta: Metadata = metadata(rows, contexts, body.caches, batch, self.engine, padded, shift)
+        tokens = meta.positions.shape[0]
+        conditions = conditions_of(batch, self.shard, "none", self.aux_streams, tokens)
+        dims = {kind: dims_of(batch, kind, self.engine, tokens) for kind in set(body.caches.kinds)}
+        return Forward(self.ws, self.shard, self.precision, body, meta, dims, conditions, self.streams, KERNELS)
+
+    def _embed(self, f: Forward, residual: Any) -> None:
+        """The embedding, once for each stream."""
+        ids = f.meta.tokens.repeat_interleave(self.shard.config.hc_mult)
+        torch.index_select(self.weights.embed, 0, ids, out=residual.flatten(0, 1))
+
+
+class Draft:
+    """The MTP block beside its target: one SWA-only layer that guesses the token after the next.
+
+    It has caches of its own; embedding, lm_head and workspace are the target's. Draft in a lane of the workspace
+    (``with ws.slot(lane="draft")``) where graphs of the target exist.
+    """
+
+    def __init__(self, target: Decoder, weights: DraftWeights, caches: Caches) -> None:
+        self.target = target
+        self.weights = weights
+        config, precision = target.shard.config, target.precision
+        tables = {LayerKind.SWA: table(config, LayerKind.SWA, target.engine.max_model_len, precision.wide)}
+        self.caches = caches
+        self.body = Body((weights.layer,), caches, self._enter, weights.head, tables, None)
+        self._residual: torch.Tensor | None = None
+
+    def forward(self, rows: Sequence[Rows], contexts: Mapping[int, Context], residual: torch.Tensor) -> Outcome:
+        """Draft from the target's streams: row p takes the residual of position p and the token of p + 1.
+
+        Parameters
+        ----------
+        residual
+            [T, S, H], `Outcome.residual` of the target (or of a draft before) for the same rows.
+        """
+        for one in rows:
+            contexts[one.request].blocks_of(self.caches).extend(one.start, one.end)
+        walk = self.target._forward(self.body, rows, contexts, 0, shift=1)
+        self._residual = residual
+        for _ in self.target.layers(walk):
+            pass
+        return outcome(walk, rows)
+
+    def _enter(self, f: Forward, streams: Any) -> None:
+        """streams = h_proj(hnorm(R)) + e_proj(enorm(embedding)); the embedding is zero at position 0."""
+        own, eps, embed = self.weights, f.config.rms_norm_eps, self.target.weights.embed
+        with f.ws.lease(draft_entry(f.shard, f.precision), T=f.tokens) as s:
+            torch.index_select(embed, 0, f.meta.tokens, out=s.embedded)
+            s.embedded.masked_fill_(f.meta.positions[:, None] == 0, 0)
+            ops.rms_norm(s.embedded, own.enorm, eps, out=s.normed)
+            linear(s.normed, own.e_proj, out=s.projected)
+            assert self._residual is not None
+            ops.rms_norm(self._residual.flatten(0, 1), own.hnorm, eps, out=s.streams.flatten(0, 1))
+            linear(s.streams.flatten(0, 1), own.h_proj, out=streams.flatten(0, 1))
+            streams.add_(s.projected[:, None])
+
+
+def outcome(walk: Forward, rows: Sequence[Rows]) -> Outcome:
+    """What a finished walk left."""
+    sampled, end = [], 0
+    for one in rows:
+        end += one.count
+        if one.samples:
+            sampled.append(end - 1)
+    return Outcome(walk.hidden, walk.residual, tuple(sampled))

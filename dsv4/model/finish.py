@@ -1,0 +1,97 @@
+"""Stage E and what stands around the blocks: output projection, hyper-connections, MoE, the way in and out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dsv4 import ops
+from dsv4.model.forward import Forward, Kernel
+from dsv4.model.linear import linear, linear_wide
+from dsv4.model.scratch import experts_layout
+from dsv4.model.weights import HyperWeights
+from dsv4.topology import Op
+
+
+def rotate_back(f: Forward, _: Op) -> None:
+    given = f.output.o, f.meta.positions, f.table, f.shard.heads
+    ops.inverse_rope(*given, out=f.projection.o_grouped)
+
+
+def project_groups(f: Forward, _: Op) -> None:
+    torch.bmm(f.projection.o_grouped, f.weights.attention.wo_a, out=f.projection.z.transpose(0, 1))
+
+
+def project(f: Forward, _: Op) -> None:
+    linear(f.projection.z.flatten(1), f.weights.attention.wo_b, out=f.projection.attn_out)
+
+
+def quantised_elsewhere(f: Forward, _: Op) -> None:
+    """As in `dsv4.model.prepare`: belongs to FP8 linears."""
+
+
+# -- hyper-connections -----------------------------------------------------------------------------------
+
+
+def _mixing(f: Forward, own: HyperWeights) -> tuple[Any, ...]:
+    config = f.config
+    eps = config.rms_norm_eps, config.hc_eps, config.hc_sinkhorn_iters
+    return own.fn, own.base, own.scale, own.norm, *eps
+
+
+def enter(f: Forward, _: Op) -> None:
+    """The streams' first contents, and what the first block reads of them."""
+    s = f.mhc_attn
+    f.body.enter(f, s.residual)
+    ops.mhc_pre(s.residual, *_mixing(f, f.weights.hc_attn), out=(s.layer_in, s.post, s.comb))
+
+
+def between_blocks(f: Forward, op: Op) -> None:
+    """Out of one block and into the next: which ones, the op's accesses say."""
+    into_attention = op.writes[0].startswith("mhc_attn.")
+    source, target = (f.mhc_ffn, f.mhc_attn) if into_attention else (f.mhc_attn, f.mhc_ffn)
+    y = f.ffn.y if into_attention else f.projection.attn_out
+    own = f.weights.hc_attn if into_attention else f.weights.hc_ffn
+    out = target.residual, target.layer_in, target.post, target.comb
+    ops.mhc_post_pre(source.residual, source.post, source.comb, y, *_mixing(f, own), out=out)
+
+
+def leave(f: Forward, _: Op) -> None:
+    """Out of the last block. The results outlive the step, so they are the framework's memory and no lease."""
+    s, head, config = f.mhc_ffn, f.body.head, f.config
+    f.residual = ops.mhc_post(s.residual, s.post, s.comb, f.ffn.y)
+    f.hidden = ops.hc_head(f.residual, head.fn, head.base, head.scale, head.norm, config.rms_norm_eps, config.hc_eps)
+
+
+# -- MoE -------------------------------------------------------------------------------------------------
+
+
+def moe(f: Forward, _: Op) -> None:
+    own, config, x = f.weights.experts, f.config, f.mhc_ffn.layer_in
+    with f.ws.lease(experts_layout(f.shard, f.precision), T=f.tokens) as s:
+        linear_wide(x, own.gate, out=s.logits)
+        factor = config.routed_scaling_factor
+        ops.route(s.logits, own.bias, own.table, f.meta.tokens, factor, out=(s.experts, s.weights))
+        scratch = s.rows, s.gate_up, s.act, s.down
+        given = x, s.experts, s.weights, own.w13, own.w2, config.swiglu_limit
+        if own.shared_w13 is None:
+            ops.routed_experts(*given, out=f.ffn.y, scratch=scratch)
+            return
+        linear(x, own.shared_w13, out=s.shared_gate_up)
+        ops.swiglu(s.shared_gate_up, config.swiglu_limit, out=s.shared_act)
+        linear(s.shared_act, own.shared_w2, out=f.ffn.y)  # type: ignore[arg-type]
+        ops.routed_experts(*given, out=s.routed, scratch=scratch)
+        f.ffn.y.add_(s.routed)
+
+
+KERNELS: dict[str, Kernel] = {
+    "embed_mhc_pre": enter,
+    "mhc_fused_post_pre": between_blocks,
+    "mhc_post_hc_head": leave,
+    "fused_inv_rope_fp8_quant": rotate_back,
+    "fp8_einsum_wo_a": project_groups,
+    "act_quant_z": quantised_elsewhere,
+    "wo_b": project,
+    "moe": moe,
+}

@@ -1,0 +1,178 @@
+"""One micro-batch of one step through the layers: `dsv4.topology`'s nodes, walked with real kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+import torch
+
+from dsv4.cache.caches import Caches, LayerCaches
+from dsv4.config import ModelConfig
+from dsv4.model.metadata import Metadata
+from dsv4.model.precision import Precision
+from dsv4.model.scratch import stage_layouts
+from dsv4.model.weights import CompressorWeights, HyperWeights, IndexerWeights, LayerWeights
+from dsv4.shard import Shard
+from dsv4.topology import EXIT, Acquire, Branch, Break, Conditions, Fork, Node, Op, Release, layer
+
+Kernel = Callable[["Forward", Op], None]
+"""Enqueues what one op of the topology stands for, on the caller's current stream."""
+
+
+@attrs.frozen(eq=False)
+class Body:
+    """What a micro-batch runs through: layers with their caches, and what stands at either end.
+
+    Attributes
+    ----------
+    enter
+        Fills the first layer's streams, [T, S, H].
+    head
+        Collapses the last layer's.
+    tables
+        RoPE table by kind of layer.
+    chosen
+        int32 [Tmax, K], the compressed keys a C4 layer chooses; kept for the life of the workspace.
+    """
+
+    layers: tuple[LayerWeights, ...]
+    caches: Caches
+    enter: Callable[[Forward, Any], None]
+    head: HyperWeights
+    tables: dict[Any, torch.Tensor]
+    chosen: torch.Tensor | None
+
+
+def _lease(name: str) -> Any:
+    return property(lambda self: self.leases[name], doc=f"The lease {name!r} of the topology, while it is held.")
+
+
+@attrs.define(eq=False, slots=False)
+class Forward:
+    """The state of a walk: which layer it is in, and the leases it holds.
+
+    Attributes
+    ----------
+    kernels
+        By label of the topology's ops.
+    streams
+        The aux streams by name; the main one is the caller's current stream.
+    dims
+        Values for the layouts' dims, by kind of layer.
+    hidden, residual
+        After the last layer: [T, H] with the final norm, and the streams [T, S, H] before the head. They are the
+        framework's memory, not scratch.
+    """
+
+    ws: Any
+    shard: Shard
+    precision: Precision
+    body: Body
+    meta: Metadata
+    dims: dict[Any, dict[str, int]]
+    conditions: Conditions
+    streams: dict[str, Any]
+    kernels: dict[str, Kernel]
+    leases: dict[str, Any] = attrs.field(factory=dict)
+    place: int = 0
+    hidden: Any = None
+    residual: Any = None
+
+    mhc_attn = _lease("mhc_attn")
+    inputs = _lease("inputs")
+    norms = _lease("norms")
+    output = _lease("output")
+    preparation = _lease("preparation")
+    attention = _lease("attention")
+    projection = _lease("projection")
+    mhc_ffn = _lease("mhc_ffn")
+    ffn = _lease("ffn")
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.shard.config
+
+    @property
+    def weights(self) -> LayerWeights:
+        """Of the present layer."""
+        return self.body.layers[self.place]
+
+    @property
+    def compressor(self) -> CompressorWeights:
+        """Of the present layer, which is C4 or C128."""
+        assert self.weights.attention.compressor is not None
+        return self.weights.attention.compressor
+
+    @property
+    def indexer(self) -> IndexerWeights:
+        """Of the present layer, which is C4."""
+        assert self.weights.attention.indexer is not None
+        return self.weights.attention.indexer
+
+    @property
+    def caches(self) -> LayerCaches:
+        """Of the present layer."""
+        return self.body.caches.layers[self.place]
+
+    @property
+    def table(self) -> torch.Tensor:
+        """The present layer's RoPE table."""
+        return self.body.tables[self.weights.kind]
+
+    @property
+    def tokens(self) -> int:
+        """Rows of the step, padding included."""
+        return self.meta.positions.shape[0]
+
+    @property
+    def decode(self) -> int:
+        """Decode rows, which come first."""
+        return self.meta.window.lens.shape[0]
+
+    def walk(self) -> Iterator[None]:
+        """Enqueue everything, yielding after each layer; leases are released whatever happens."""
+        try:
+            for place, weights in enumerate(self.body.layers):
+                self.place = place
+                self.run(layer(weights.kind, self.conditions, place == 0))
+                yield
+            self.run(EXIT)
+        finally:
+            for lease in reversed(self.leases.values()):
+                lease.release()
+            self.leases.clear()
+
+    def run(self, nodes: tuple[Node, ...]) -> None:
+        """Enqueue some nodes in host order."""
+        for node in nodes:
+            if isinstance(node, Op):
+                self.kernels[node.label](self, node)
+            elif isinstance(node, Acquire):
+                self._acquire(node.lease)
+            elif isinstance(node, Release):
+                self.leases.pop(node.lease).release()
+            elif isinstance(node, Fork):
+                self._fork(node)
+            elif isinstance(node, Break):  # outside a graph there is nothing to break out of
+                self.run(node.nodes)
+
+    def _acquire(self, name: str) -> None:
+        kind = self.weights.kind
+        layout = stage_layouts(self.shard, self.precision, kind)[name]
+        own = {dim: value for dim, value in self.dims[kind].items() if dim in layout.dim_names}
+        self.leases[name] = self.ws.acquire(layout, **own)
+
+    def _fork(self, node: Fork) -> None:
+        with self.ws.fork(*(self.streams[branch.stream] for branch in node.branches)) as branch:
+            if not node.branches_first:
+                self.run(node.body)
+            for one in node.branches:
+                self._branch(branch, one)
+            if node.branches_first:
+                self.run(node.body)
+
+    def _branch(self, branch: Any, one: Branch) -> None:
+        with branch(self.streams[one.stream]):
+            self.run(one.nodes)

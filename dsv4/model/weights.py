@@ -1,0 +1,203 @@
+"""Weights as the stages use them: fused projections, stacked experts, padded sinks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+import torch
+
+from dsv4.config import LayerKind
+from dsv4.model.precision import Precision
+from dsv4.shard import Shard
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+@attrs.frozen(eq=False)
+class HyperWeights:
+    """Of the hyper-connection into a block, and of the block's RMSNorm."""
+
+    fn: torch.Tensor
+    base: torch.Tensor
+    scale: torch.Tensor
+    norm: torch.Tensor
+
+
+@attrs.frozen(eq=False)
+class CompressorWeights:
+    """wkv and wgate as one projection [2C, H]; ape [ratio, C]; norm [D]."""
+
+    wkv_wgate: torch.Tensor
+    ape: torch.Tensor
+    norm: torch.Tensor
+
+
+@attrs.frozen(eq=False)
+class IndexerWeights:
+    wq_b: torch.Tensor
+    weights_proj: torch.Tensor
+    compressor: CompressorWeights
+
+
+@attrs.frozen(eq=False)
+class AttentionWeights:
+    """wqa_wkv [Q+D, H]; sink [P], -inf for padding heads; wo_a [G, N, R], ready for a batched product."""
+
+    wqa_wkv: torch.Tensor
+    q_norm: torch.Tensor
+    kv_norm: torch.Tensor
+    wq_b: torch.Tensor
+    sink: torch.Tensor
+    wo_a: torch.Tensor
+    wo_b: torch.Tensor
+    compressor: CompressorWeights | None
+    indexer: IndexerWeights | None
+
+
+@attrs.frozen(eq=False)
+class ExpertWeights:
+    """w13 [E, 2I, H] and w2 [E, H, I] of the routed experts; the shared expert's, or None."""
+
+    gate: torch.Tensor
+    bias: torch.Tensor | None
+    table: torch.Tensor | None
+    w13: torch.Tensor
+    w2: torch.Tensor
+    shared_w13: torch.Tensor | None
+    shared_w2: torch.Tensor | None
+
+
+@attrs.frozen(eq=False)
+class LayerWeights:
+    kind: LayerKind
+    hc_attn: HyperWeights
+    attention: AttentionWeights
+    hc_ffn: HyperWeights
+    experts: ExpertWeights
+
+
+@attrs.frozen(eq=False)
+class ModelWeights:
+    """embed and lm_head [V, H]; `head` collapses the streams."""
+
+    embed: torch.Tensor
+    lm_head: torch.Tensor
+    layers: tuple[LayerWeights, ...]
+    head: HyperWeights
+
+
+@attrs.frozen(eq=False)
+class DraftWeights:
+    """The MTP block; embedding and lm_head are the target's."""
+
+    enorm: torch.Tensor
+    hnorm: torch.Tensor
+    e_proj: torch.Tensor
+    h_proj: torch.Tensor
+    layer: LayerWeights
+    head: HyperWeights
+
+
+class Assembly:
+    """Makes weights from a checkpoint's tensors (see `dsv4.model.parameters` for their names).
+
+    Parameters
+    ----------
+    precision
+        Matrices take the activations' dtype; what is fp32 in every checkpoint (hyper-connections, sinks, positional
+        encodings, biases, norms) its wide one.
+    """
+
+    def __init__(self, shard: Shard, precision: Precision, tensors: Tensors) -> None:
+        self.shard = shard
+        self.config = shard.config
+        self.precision = precision
+        self.tensors = tensors
+
+    def model(self) -> ModelWeights:
+        layers = tuple(self._layer(f"layers.{layer}.", kind) for layer, kind in enumerate(self.config.layer_kinds))
+        return ModelWeights(self._matrix("embed.weight"), self._matrix("head.weight"), layers, self._head(""))
+
+    def draft(self, block: int = 0) -> DraftWeights:
+        """MTP block number `block`."""
+        prefix = f"mtp.{block}."
+        return DraftWeights(
+            self._wide(f"{prefix}enorm.weight"),
+            self._wide(f"{prefix}hnorm.weight"),
+            self._matrix(f"{prefix}e_proj.weight"),
+            self._matrix(f"{prefix}h_proj.weight"),
+            self._layer(prefix, LayerKind.SWA),
+            self._head(prefix),
+        )
+
+    def _matrix(self, *names: str) -> torch.Tensor:
+        """Rows of one or several matrices, one below the other."""
+        parts = [self.tensors[name].to(self.precision.activations) for name in names]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _wide(self, name: str) -> torch.Tensor:
+        return self.tensors[name].to(self.precision.wide)
+
+    def _head(self, prefix: str) -> HyperWeights:
+        return self._hyper(f"{prefix}hc_head", f"{prefix}norm.weight")
+
+    def _hyper(self, prefix: str, norm: str) -> HyperWeights:
+        fn, base, scale = (self._wide(f"{prefix}_{part}") for part in ("fn", "base", "scale"))
+        return HyperWeights(fn, base, scale, self._wide(norm))
+
+    def _layer(self, prefix: str, kind: LayerKind) -> LayerWeights:
+        return LayerWeights(
+            kind,
+            self._hyper(f"{prefix}hc_attn", f"{prefix}attn_norm.weight"),
+            self._attention(f"{prefix}attn.", kind),
+            self._hyper(f"{prefix}hc_ffn", f"{prefix}ffn_norm.weight"),
+            self._experts(f"{prefix}ffn."),
+        )
+
+    def _attention(self, prefix: str, kind: LayerKind) -> AttentionWeights:
+        config, shard = self.config, self.shard
+        sink = torch.full((shard.padded_heads,), float("-inf"), dtype=self.precision.wide)
+        sink[: shard.heads] = self._wide(f"{prefix}attn_sink")
+        grouped = self._matrix(f"{prefix}wo_a.weight").unflatten(0, (shard.groups, config.o_lora_rank))
+        indexer = None
+        if kind is LayerKind.C4:
+            own = f"{prefix}indexer."
+            indexer = IndexerWeights(
+                self._matrix(f"{own}wq_b.weight"),
+                self._matrix(f"{own}weights_proj.weight"),
+                self._compressor(f"{own}compressor."),
+            )
+        return AttentionWeights(
+            self._matrix(f"{prefix}wq_a.weight", f"{prefix}wkv.weight"),
+            self._wide(f"{prefix}q_norm.weight"),
+            self._wide(f"{prefix}kv_norm.weight"),
+            self._matrix(f"{prefix}wq_b.weight"),
+            sink,
+            grouped.transpose(1, 2),
+            self._matrix(f"{prefix}wo_b.weight"),
+            None if kind is LayerKind.SWA else self._compressor(f"{prefix}compressor."),
+            indexer,
+        )
+
+    def _compressor(self, prefix: str) -> CompressorWeights:
+        return CompressorWeights(
+            self._matrix(f"{prefix}wkv.weight", f"{prefix}wgate.weight"),
+            self._wide(f"{prefix}ape"),
+            self._wide(f"{prefix}norm.weight"),
+        )
+
+    def _experts(self, prefix: str) -> ExpertWeights:
+        each = [f"{prefix}experts.{expert}" for expert in range(self.config.n_routed_experts)]
+        bias, table = f"{prefix}gate.bias", f"{prefix}gate.tid2eid"
+        shared = f"{prefix}shared_experts"
+        has_shared = self.config.n_shared_experts > 0
+        return ExpertWeights(
+            self._matrix(f"{prefix}gate.weight"),
+            self._wide(bias) if bias in self.tensors else None,
+            self.tensors[table] if table in self.tensors else None,
+            torch.stack([self._matrix(f"{one}.w1.weight", f"{one}.w3.weight") for one in each]),
+            torch.stack([self._matrix(f"{one}.w2.weight") for one in each]),
+            self._matrix(f"{shared}.w1.weight", f"{shared}.w3.weight") if has_shared else None,
+            self._matrix(f"{shared}.w2.weight") if has_shared else None,
+        )

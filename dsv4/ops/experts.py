@@ -1,0 +1,169 @@
+"""Routing, clamped SwiGLU, and the routed experts (everything else of the MoE is a GEMM)."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import softplus
+
+from dsv4.ops.argument import FLOAT, I32, I64, WIDE, argument
+from dsv4.ops.math import wide
+from dsv4.ops.op import Op
+
+
+def _route(
+    logits: torch.Tensor,
+    bias: torch.Tensor | None,
+    table: torch.Tensor | None,
+    tokens: torch.Tensor,
+    factor: float,
+    experts: torch.Tensor,
+    weights: torch.Tensor,
+) -> None:
+    """The experts of each token and their weights, from scores s = sqrt(softplus(logits)).
+
+    Chosen are the K highest s + bias, ties going to the lower expert, or in hash layers what the table says for the
+    token. Weights are s / (sum of the chosen s) * factor; the bias never enters them.
+
+    Parameters
+    ----------
+    logits
+        [T, E].
+    bias
+        [E], or None in hash layers.
+    table
+        [V, K] of an integer dtype in hash layers, else None.
+    tokens
+        int64 [T].
+    factor
+        routed_scaling_factor.
+
+    Returns
+    -------
+    experts, weights
+        int32 [T, K]; [T, K] in float32 (float64 for float64).
+    """
+    scores = softplus(wide(logits)).sqrt()
+    if table is None:
+        ranked = scores if bias is None else scores + wide(bias)
+        chosen = ranked.sort(dim=1, descending=True, stable=True).indices[:, : experts.shape[1]]
+    else:
+        chosen = table[tokens].long()
+    picked = scores.gather(1, chosen)
+    total = picked.sum(1, keepdim=True)
+    experts.copy_(chosen)
+    weights.copy_(picked * factor / torch.where(total == 0, 1, total))
+
+
+def gated(gate_up: torch.Tensor, limit: float) -> torch.Tensor:
+    """silu(min(gate, limit)) * clamp(up, -limit, limit) of [T, 2I]; [T, I]."""
+    gate, up = wide(gate_up).chunk(2, 1)
+    gate = gate.clamp(max=limit)
+    return gate * gate.sigmoid() * up.clamp(-limit, limit)
+
+
+def _swiglu(gate_up: torch.Tensor, limit: float, act: torch.Tensor) -> None:
+    """silu(min(gate, limit)) * clamp(up, -limit, limit).
+
+    Parameters
+    ----------
+    gate_up
+        [T, 2I], the gate's columns first.
+
+    Returns
+    -------
+    act
+        [T, I] like gate_up.
+    """
+    act.copy_(gated(gate_up, limit))
+
+
+def _routed_experts(
+    x: torch.Tensor,
+    experts: torch.Tensor,
+    weights: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    limit: float,
+    y: torch.Tensor,
+    rows: torch.Tensor,
+    gate_up: torch.Tensor,
+    act: torch.Tensor,
+    down: torch.Tensor,
+) -> None:
+    """y = sum over a token's experts of weight * w2 swiglu(w13 x), summed in the order of its list.
+
+    Parameters
+    ----------
+    x
+        [T, H].
+    experts, weights
+        int32 [T, K] and [T, K].
+    w13, w2
+        [E, 2I, H] (gate rows first) and [E, H, I].
+    limit
+        swiglu_limit.
+
+    Returns
+    -------
+    y
+        [T, H] like x.
+
+    Notes
+    -----
+    Scratch: rows [T*K, H], gate_up [T*K, 2I], act [T*K, I], down [T*K, H] like x, in the experts' order.
+    """
+    flat = experts.flatten().long()
+    order = flat.argsort(stable=True)
+    counts = torch.bincount(flat, minlength=w13.shape[0]).tolist()
+    torch.index_select(x, 0, order // experts.shape[1], out=rows)
+    start = 0
+    for expert, count in enumerate(counts):
+        if count:
+            part = slice(start, start + count)
+            torch.mm(rows[part], w13[expert].to(x.dtype).T, out=gate_up[part])
+            act[part] = gated(gate_up[part], limit).to(act.dtype)
+            torch.mm(act[part], w2[expert].to(x.dtype).T, out=down[part])
+            start += count
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order), device=order.device)
+    terms = wide(down)[places].view(*experts.shape, -1) * weights[..., None]
+    y.copy_(terms.sum(1))
+
+
+route = Op(
+    "route(Tensor logits, Tensor? bias, Tensor? table, Tensor tokens, float factor, Tensor(a!) experts, "
+    "Tensor(b!) weights) -> ()",
+    _route,
+    inputs={
+        "logits": argument("T", "E"),
+        "bias": argument("E", dtype=FLOAT, optional=True),
+        "table": argument("V", "K", dtype=(I32, I64), optional=True),
+        "tokens": argument("T", dtype=I64),
+    },
+    outs={"experts": argument("T", "K", dtype=I32), "weights": argument("T", "K", dtype=WIDE)},
+)
+swiglu = Op(
+    "swiglu(Tensor gate_up, float limit, Tensor(a!) act) -> ()",
+    _swiglu,
+    inputs={"gate_up": argument("T", "I2")},
+    outs={"act": argument("T", "I2//2")},
+)
+routed_experts = Op(
+    "routed_experts(Tensor x, Tensor experts, Tensor weights, Tensor w13, Tensor w2, float limit, Tensor(a!) y, "
+    "Tensor(b!) rows, Tensor(c!) gate_up, Tensor(d!) act, Tensor(e!) down) -> ()",
+    _routed_experts,
+    inputs={
+        "x": argument("T", "H"),
+        "experts": argument("T", "K", dtype=I32),
+        "weights": argument("T", "K", dtype=WIDE),
+        "w13": argument("E", "2*I", "H", dtype=FLOAT),
+        "w2": argument("E", "H", "I", dtype=FLOAT),
+    },
+    outs={"y": argument("T", "H")},
+    scratch={
+        "rows": argument("T*K", "H"),
+        "gate_up": argument("T*K", "2*I"),
+        "act": argument("T*K", "I"),
+        "down": argument("T*K", "H"),
+    },
+)

@@ -1,0 +1,222 @@
+"""An op: its schema, its reference kernel, and the Python face that checks arguments and takes ``out=``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from dsv4.ops.argument import ANY, LIKE, Argument
+from dsv4.ops.errors import OpError
+from workspace import Layout, Slot, TensorSpec
+from workspace.errors import LayoutError
+
+LIBRARY = torch.library.Library("dsv4", "FRAGMENT")
+
+
+class Op:
+    """One op of the namespace ``dsv4``, registered in out form: it writes what it is given and returns nothing.
+
+    Called as ``op(*inputs, out=..., scratch=...)`` in the order of the schema. Work goes to the caller's current
+    stream. Outs and scratch are tensors, slots of a lease (the returning form runs and fills them), or left out (it
+    runs and they are returned). What is returned are the outs: one tensor, or a tuple.
+
+    Parameters
+    ----------
+    schema
+        Inputs first, then outs, then scratch, as ``torch.library`` takes it.
+    reference
+        The kernel for the CPU, in float32 or float64 whatever the activations are.
+    inputs, outs, scratch
+        The tensors by name, in the schema's order; inputs that the op mutates (caches) are inputs here.
+
+    Raises
+    ------
+    OpError
+        An argument has another shape, dtype or device than the op says, outs are not contiguous, or an out shares
+        bytes with another tensor of the call.
+    """
+
+    def __init__(
+        self,
+        schema: str,
+        reference: Callable[..., None],
+        *,
+        inputs: Mapping[str, Argument],
+        outs: Mapping[str, Argument] | None = None,
+        scratch: Mapping[str, Argument] | None = None,
+    ) -> None:
+        self.name = schema.partition("(")[0]
+        self.__doc__ = reference.__doc__
+        self.reference = reference
+        self.inputs, self.outs, self.scratch = dict(inputs), dict(outs or {}), dict(scratch or {})
+        LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        LIBRARY.impl(self.name, reference, "CPU")
+        torch.library.register_fake(f"dsv4::{self.name}", _writes_only, lib=LIBRARY)
+        self.overload = getattr(torch.ops.dsv4, self.name).default
+        names = [one.name for one in self.overload._schema.arguments]
+        given = len(names) - len(self.outs) - len(self.scratch)
+        assert names[given:] == [*self.outs, *self.scratch], f"schema of {self.name} does not end with its outs"
+        self._places = [(names.index(name), name, one) for name, one in self.inputs.items()]
+        self._scalars = names[:given]
+
+    def __repr__(self) -> str:
+        return f"<op {self.overload._schema}>"
+
+    # -- layout ----------------------------------------------------------------------------------------------
+    def specs(self, dtype: torch.dtype | None = None, **dims: int | str) -> dict[str, TensorSpec]:
+        """Specs of the outs and the scratch.
+
+        Parameters
+        ----------
+        dtype
+            Of the activations, where an out has theirs.
+        **dims
+            Values, or other names, for the dims of the op; the rest stay dims of the layout.
+        """
+        return {name: one.spec(dtype, dims) for name, one in (self.outs | self.scratch).items()}
+
+    def layout(self, T: int | str, dtype: torch.dtype | None = None, **dims: int | str) -> Layout:
+        """The layout of the outs and the scratch for T tokens; see `specs`."""
+        specs: dict[str, Any] = self.specs(dtype, T=T, **dims)
+        return Layout(self.name, **specs)
+
+    # -- call ------------------------------------------------------------------------------------------------
+    def __call__(self, *inputs: Any, out: Any = None, scratch: Any = None) -> Any:
+        if len(inputs) != len(self._scalars):
+            raise OpError(
+                f"{self.name} takes {len(self._scalars)} inputs, not {len(inputs)}",
+                f"pass {', '.join(self._scalars)}",
+            )
+        given = {name: inputs[place] for place, name, _ in self._places}
+        wanted = [*self._listed("out", out, self.outs), *self._listed("scratch", scratch, self.scratch)]
+        like, dims = self._bind(given, wanted)
+        device = next(one for one in given.values() if one is not None).device
+        tensors = [
+            self._place(one, argument, like, dims, device)
+            for one, argument in zip(wanted, (*self.outs.values(), *self.scratch.values()), strict=True)
+        ]
+        self._check(given, tensors, like, dims, device)
+        self.overload(*inputs, *tensors)
+        kept = [one.fill(tensor) if type(one) is Slot else tensor for one, tensor in zip(wanted, tensors, strict=True)]
+        returned = kept[: len(self.outs)]
+        return returned[0] if len(returned) == 1 else tuple(returned)
+
+    def _listed(self, what: str, given: Any, declared: Mapping[str, Argument]) -> Sequence[Any]:
+        if given is None:
+            return [None] * len(declared)
+        many = list(given) if isinstance(given, tuple | list) else [given]
+        if len(many) != len(declared):
+            raise OpError(
+                f"{self.name} was given {len(many)} tensors as {what}=",
+                f"pass {len(declared)}: {', '.join(declared) or 'none'}",
+            )
+        return many
+
+    def _bind(self, given: Mapping[str, Any], wanted: Sequence[Any]) -> tuple[torch.dtype | None, dict[str, int]]:
+        """The activations' dtype, and each dim's value where it is first named."""
+        dims: dict[str, int] = {}
+        like = None
+        outs = zip((self.outs | self.scratch).items(), wanted, strict=True)
+        every = [(name, one, given[name]) for name, one in self.inputs.items()]
+        every += [(name, one, value) for (name, one), value in outs]
+        for name, one, value in every:
+            if value is None:
+                if name in self.inputs and not one.optional:
+                    raise OpError(f"{name} of {self.name} is None", "pass a tensor")
+                continue
+            if not isinstance(value, torch.Tensor if name in given else torch.Tensor | Slot):
+                what = "a slot nothing has written" if isinstance(value, Slot) else type(value).__name__
+                raise OpError(f"{name} of {self.name} is {what}", "pass a tensor")
+            if one.dtype == LIKE and like is None:
+                like = value.dtype
+            if one.shape != ANY and len(value.shape) != len(one.shape):
+                raise OpError(
+                    f"{name} of {self.name} has shape {tuple(value.shape)}", f"it takes {_text(one.shape)}", name=name
+                )
+            for axis, dim in one.names:
+                dims.setdefault(dim, value.shape[axis])
+        return like, dims
+
+    def _place(
+        self, one: Any, argument: Argument, like: torch.dtype | None, dims: Mapping[str, int], device: torch.device
+    ) -> torch.Tensor:
+        if isinstance(one, torch.Tensor):
+            return one
+        try:
+            shape, _ = argument.spec(like, dims).resolve({})
+        except LayoutError as error:
+            raise OpError(
+                f"{self.name} cannot tell the shape {_text(argument.shape)} from its inputs", "pass it as out="
+            ) from error
+        return torch.empty(shape, dtype=argument.dtypes(like)[0], device=device)
+
+    def _check(
+        self,
+        given: Mapping[str, Any],
+        tensors: Sequence[torch.Tensor],
+        like: torch.dtype | None,
+        dims: Mapping[str, int],
+        device: torch.device,
+    ) -> None:
+        written = dict(zip((*self.outs, *self.scratch), tensors, strict=True))
+        for name, argument in (self.inputs | self.outs | self.scratch).items():
+            tensor = written.get(name, given.get(name))
+            if tensor is None:
+                continue
+            self._check_one(name, argument, tensor, like, dims, device)
+            if name in written and not tensor.is_contiguous():
+                raise OpError(f"{name} of {self.name} is not contiguous", "pass whole rows of a contiguous tensor")
+        for name, tensor in written.items():
+            for other, one in {**given, **written}.items():
+                if other != name and isinstance(one, torch.Tensor) and _overlap(tensor, one):
+                    raise OpError(f"{name} of {self.name} shares bytes with {other}", "pass other memory", name=name)
+
+    def _check_one(
+        self,
+        name: str,
+        argument: Argument,
+        tensor: torch.Tensor,
+        like: torch.dtype | None,
+        dims: Mapping[str, int],
+        device: torch.device,
+    ) -> None:
+        if tensor.dtype not in argument.dtypes(like):
+            allowed = ", ".join(str(one).removeprefix("torch.") for one in argument.dtypes(like))
+            raise OpError(f"{name} of {self.name} is {tensor.dtype}", f"it takes {allowed}", name=name)
+        if tensor.device != device:
+            raise OpError(f"{name} of {self.name} is on {tensor.device}", f"the op runs on {device}", name=name)
+        if argument.shape == ANY:
+            return
+        shape, _ = TensorSpec(argument.shape, tensor.dtype).resolve(dims)
+        if tuple(tensor.shape) != shape:
+            raise OpError(
+                f"{name} of {self.name} has shape {tuple(tensor.shape)}",
+                f"{_text(argument.shape)} is {shape} here",
+                name=name,
+            )
+
+
+def _writes_only(*_: Any) -> None:
+    """Nothing to predict: every out is given."""
+
+
+def _text(shape: tuple[int | str, ...]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors' byte spans meet: torch's own check cannot see two storages over the same bytes."""
+    if isinstance(one, FakeTensor) or not one.numel() or not other.numel() or torch.compiler.is_compiling():
+        return False
+    start, after = _span(one)
+    begin, end = _span(other)
+    return start < end and begin < after
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    start = tensor.data_ptr()
+    return start, start + (last + 1) * tensor.element_size()
