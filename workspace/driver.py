@@ -97,17 +97,20 @@ class Driver(Protocol):
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, stream: int) -> Any:
         """A tensor with a block of its own from the framework's allocator (``torch.empty``), for use on `stream`."""
 
-    def record_use(self, tensor: Any, stream: int) -> None:
+    def record_use(self, tensor: Any, stream: int) -> bool:
         """Tell the framework's allocator that a tensor it owns is used on `stream` (``record_stream``).
 
-        Without effect on tensors over a slab.
+        False, and without effect, for memory it did not hand out: a slab's, another device's, the host's.
         """
 
     def memset(self, address: int, nbytes: int, value: int, stream: int) -> None:
         """Enqueue a fill with one byte value (0..255); captured when the stream is capturing."""
 
     def read(self, buffer: Buffer, offset: int, nbytes: int) -> bytes:
-        """Bytes of a buffer, copied to the host after the device has gone idle (debugging: guard bands)."""
+        """Bytes of a buffer, copied to the host after the device has gone idle (debugging: guard bands).
+
+        Raises `Unsupported` where there are none to read (virtual memory).
+        """
 
     def tensor(
         self,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from workspace.provider import WorkspaceProvider
     from workspace.request import Request
     from workspace.timeline import Timeline
+    from workspace.workspace import Workspace
 
 _grad_enabled = torch.is_grad_enabled
 _new = object.__new__
@@ -47,10 +48,11 @@ class Lease(Pinnable):
 
     __slots__ = (
         "_block", "_homes", "_provider", "_rest", "_state", "_t0", "_t1", "_t2", "_t3", "_tensors", "_works", "asked",
-        "request",
+        "request", "workspace",
     )  # fmt: skip
 
     request: Request
+    workspace: Workspace
     asked: object
     _tensors: list[Any] | None
     _state: int
@@ -62,11 +64,12 @@ class Lease(Pinnable):
     _block: Block | None
 
     @staticmethod
-    def of(request: Request) -> Lease:
-        """An idle lease of a request."""
+    def of(request: Request, workspace: Workspace) -> Lease:
+        """An idle lease of a request, which keeps its workspace alive."""
         # Not through __init__, which would cost a fifth of a steady acquire.
         lease: Lease = _new(request.lease_type)
         lease.request = request
+        lease.workspace = workspace
         lease._tensors = None
         lease._state = IDLE
         return lease
@@ -102,7 +105,7 @@ class Lease(Pinnable):
     def _acquire(self) -> Lease:
         """The whole of it, under the lock."""
         request = self.request
-        workspace = request.workspace
+        workspace = self.workspace
         if self._state not in (IDLE, ASKED):
             what = "is acquired twice" if self._tensors is not None else "is acquired again while a graph pins it"
             raise LeaseError(f"the lease of {self.owner} {what}", "call ws.lease(...) for each acquire")
@@ -151,8 +154,8 @@ class Lease(Pinnable):
     def _view(self, provider: WorkspaceProvider, request: Request, block: Block) -> list[Any]:
         try:
             tensors = block.views.get(request) or provider.tensors(request, block)
-            if request.workspace.attributes or request.zero:
-                request.workspace.placed(self, block)
+            if self.workspace.attributes or request.zero:
+                self.workspace.placed(self, block)
         except BaseException:
             self._state = self._rest
             block.uses, block.events = self.stamped(request.timeline), None
@@ -163,7 +166,7 @@ class Lease(Pinnable):
     def lend(self, tensors: list[Any]) -> None:
         """Hold tensors that are nobody's bytes (fake or empty ones)."""
         self._begin(self.request.timeline.current())
-        self._provider, self._block, self._homes = self.request.workspace.provider, None, {}
+        self._provider, self._block, self._homes = self.workspace.provider, None, {}
         self._show(tensors)
         if self.stream.capture is not None:
             self.stream.capture.leases.append(self)
@@ -177,7 +180,7 @@ class Lease(Pinnable):
 
     @property
     def parent(self) -> WorkspaceProvider:
-        return self.request.workspace.provider
+        return self.workspace.provider
 
     # -- tensors ---------------------------------------------------------------------------------------------
     def __getattr__(self, name: str) -> Any:
@@ -227,7 +230,7 @@ class Lease(Pinnable):
             raise LateUse(
                 f"a use of {self.owner} is declared after its release", "declare it before: what follows may reuse it"
             )
-        timeline = self.request.workspace.timeline
+        timeline = self.request.timeline
         with timeline.lock:
             target = timeline.inside(timeline.of(stream))
             captures = self.stream.capture, target.capture
@@ -240,7 +243,7 @@ class Lease(Pinnable):
 
     def stamped(self, timeline: Timeline) -> Uses:
         """Last uses as of now; under ``strict_streams``, those of every stream seen at work."""
-        if self.request.workspace.config.strict_streams:
+        if self.workspace.config.strict_streams:
             for stream in timeline.streams():
                 # A raw stream may be gone by now; its uses must be declared.
                 if stream.communication or not stream.exact:
@@ -280,7 +283,7 @@ class Lease(Pinnable):
         if self._state in (PLAIN, FORKED):
             self.uses = self.replays = self.events = self._works = None
             self.pins = 0
-            self._provider = self.request.workspace.provider
+            self._provider = self.workspace.provider
             self._rest = IDLE
             self._state = FULL
 
@@ -315,8 +318,8 @@ class Lease(Pinnable):
         self._fill()
         if self._works is not None:
             works, self._works = self._works, None
-            self.request.workspace.await_works(self, works)
-        timeline = self.request.workspace.timeline
+            self.workspace.await_works(self, works)
+        timeline = self.request.timeline
         with timeline.lock:
             uses = self.stamped(timeline)
             self._hide()
@@ -373,7 +376,7 @@ class Lease(Pinnable):
 
     def filled(self, position: int, tensor: Any) -> None:
         """An op's returning form made the tensor, on the current stream."""
-        timeline = self.request.workspace.timeline
+        timeline = self.request.timeline
         with timeline.lock:
             self._keep(position, tensor, timeline.current())
 

@@ -37,14 +37,14 @@ class Request:
 
     __slots__ = (
         "align", "dims", "epochs", "extents", "index", "lead", "lease_type", "nbytes", "owner", "payload", "ready",
-        "resolved", "shelves", "timeline", "workspace", "zero",
+        "resolved", "shelves", "timeline", "zero",
     )  # fmt: skip
 
     def __init__(
         self, resolved: Resolved, owner: str, workspace: Workspace, *, zero: bool = False, band: int = 0
     ) -> None:
         self.resolved = resolved
-        self.workspace = workspace
+        # Not the workspace itself: blocks remember requests, and would keep a dropped workspace alive.
         self.timeline = workspace.timeline
         self.epochs = workspace.timeline.clocks.epoch
         self.dims = dict(resolved.dims)

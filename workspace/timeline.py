@@ -280,12 +280,19 @@ class Timeline:
         with self.lock:
             if stream is not None and (stream.capture is not None or self.driver.capture_of(stream.key)):
                 raise CaptureError(f"{stream!r} is synchronised while it captures", "synchronise outside the capture")
-            streams = [stream] if stream is not None else list(self._streams.values())
-            covered = [self.clocks.record(one.id) for one in streams if one.capture is None]
+            streams = [stream] if stream is not None else self._idle_with_the_device()
+            covered = [self.clocks.record(one.id) for one in streams]
         self._call(self.driver.synchronize, stream.key if stream is not None else None)
         with self.lock:
             for seen in covered:
                 self.clocks.complete(seen)
+
+    def _idle_with_the_device(self) -> list[Stream]:
+        """Streams that are idle once the device is: while a capture is open, those the driver can wait for then."""
+        if not self.captures and not self.query_captures:
+            return list(self._streams.values())
+        driver = self.driver
+        return [one for one in self._streams.values() if driver.owned(one.key) and not driver.capture_of(one.key)]
 
     def _call(self, verb: Callable[..., Any], *arguments: Any) -> Any:
         try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -38,6 +40,16 @@ from workspace.streams import CURRENT, Stream
 from workspace.timeline import Timeline
 
 new_object = object.__new__
+
+
+def _finish(timeline: Timeline, strategy: WorkspaceProvider) -> None:
+    """Give back what a dropped workspace held; the uses of its slabs cannot be awaited while a capture is open."""
+    if timeline.captures:
+        timeline.deferred.append(partial(_finish, timeline, strategy))
+        timeline.refresh()
+    else:
+        strategy.close()
+
 
 Result = TypeVar("Result")
 
@@ -91,6 +103,10 @@ class Workspace:
         self._single_layouts: dict[tuple[Any, ...], Layout] = {}
         self._reservation = reservation or Reservation()
         self._persistent = Persistent(self)
+        if reservation is None:
+            # Dropped without close(): uses may be unfinished, so the slabs go only once they are over. Where another
+            # workspace shares the provider, that one sees to it.
+            weakref.finalize(self, timeline.later, partial(_finish, timeline, strategy)).atexit = False
         self._locked = False
         self._closed = False
 
@@ -149,13 +165,14 @@ class Workspace:
             # What `Lease.of` does, without the call.
             lease = new_object(request.lease_type)
             lease.request = request
+            lease.workspace = self
             lease._tensors = None
             lease._state = IDLE
             return lease
 
     def _lease(self, layout: Layout, /, *, stream: object = CURRENT, zero: bool = False, **dims: int) -> Lease:
         """A lease that is not yet known, or has a stream or zeros asked for."""
-        lease = Lease.of(self._request(layout, zero, dims))
+        lease = Lease.of(self._request(layout, zero, dims), self)
         if stream is None:
             raise StreamError("stream=None", "omit the argument for the caller's current stream, or pass a stream")
         return lease if stream is CURRENT else lease.on(stream)
@@ -309,8 +326,12 @@ class Workspace:
         """A tensor of the framework's allocator, which a graph keeps as a whole."""
         if target.capture is not None:
             target.capture.memory.append(tensor)
-        else:
-            self.driver.record_use(tensor, target.key)
+        elif not self.driver.record_use(tensor, target.key):
+            raise LateUse(
+                f"a use of {type(tensor).__name__} at {self.driver.address_of(tensor):#x} is declared, whose bytes the "
+                "device's allocator did not hand out",
+                "declare uses of leases and of the device's own tensors, in the thread that acquired the lease",
+            )
 
     def _holding(self, tensor: Any) -> Lease | Single | None:
         """What lends the tensor's bytes; None when they are the framework allocator's own, or there are none."""

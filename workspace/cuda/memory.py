@@ -167,13 +167,14 @@ class Memory:
         made: torch.Tensor = self._construct(described, storage)
         return made
 
-    def record_use(self, memory: Any, stream: int) -> None:
+    def record_use(self, memory: Any, stream: int) -> bool:
         if isinstance(memory, torch.Tensor) and memory.device != self._device:
             raise DeviceError(
                 f"a tensor on {memory.device} was declared used on a stream of {self._device}",
                 "move the tensor, or use the workspace of its device",
             )
         memory.record_stream(self._streams.torch_stream(stream))
+        return True
 
     def trim(self, capturing: bool) -> None:
         """``empty_cache``. ``cudaMallocAsync`` synchronises the device for it, which breaks a capture in progress."""

@@ -95,11 +95,18 @@ class SimulatedDriver:
             self.simulated.synchronize_event(event)
 
     def synchronize(self, stream: int | None = None) -> None:
-        with self.simulated.relaxed():
-            self.simulated.synchronize(stream)
+        """Block the host until a stream is idle, or with None all are; those that capture are left out."""
+        simulated = self.simulated
+        with simulated.relaxed(), simulated.lock:
+            if stream is not None or not simulated.captures:
+                simulated.synchronize(stream)
+                return
+            for key, state in list(simulated.streams.items()):
+                if state.capture is None:
+                    simulated.synchronize(key)
 
-    def record_use(self, tensor: Any, stream: int) -> None:
-        self.simulated.record_stream(tensor, stream)
+    def record_use(self, tensor: Any, stream: int) -> bool:
+        return self.simulated.record_stream(tensor, stream)
 
     def read(self, buffer: Any, offset: int, nbytes: int) -> bytes:
         """Bytes of a buffer after the device has gone idle. Raises `Unsupported` for virtual memory."""
