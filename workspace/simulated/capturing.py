@@ -148,7 +148,7 @@ class Capturing(Storage):
             if lane is None:
                 lane = lanes[node.stream] = self.streams.fresh_key()
             copy = Node(lane, node.position, start.clock, node.kind, node.label, node.reads, node.writes, node.fn)
-            copy.site, copy.graph = node.site, graph
+            copy.site, copy.graph = node.site, graph.record
             copy.deps = (start, *(copies[dep] for dep in node.deps))
             copies[node] = copy
             self.queue.push(copy)

@@ -61,7 +61,7 @@ class Engine:
         if state.capture is not None:
             capture = self.captures.valid(state.capture, state.key)
             node = capture.append(state.key, kind, label, reads, writes, fn)
-            node.tick, node.graph = self.tick, graph
+            node.tick, node.graph = self.tick, graph.record if graph is not None else None
             if self.sites:
                 node.site = call_site()
             return node
@@ -71,7 +71,7 @@ class Engine:
         node = Node(state.key, state.position, state.clock, kind, label, reads, writes, fn)
         node.tick = self.tick
         if graph is not None:
-            node.graph = graph
+            node.graph = graph.record if graph is not None else None
         if self.sites:
             node.site = call_site()
         if self.judge is not None:

@@ -35,6 +35,22 @@ class Resources:
                 callback()
 
 
+class Record:
+    """What reports need of a graph. Logged launches keep it, and not the graph, which can then be collected."""
+
+    def __init__(self, name: str, nodes: list[Node]) -> None:
+        self.name = name
+        self.nodes = nodes
+
+    def touching(self, start: int, end: int, write: bool) -> Node:
+        """The last node that writes (or reads) some of the bytes."""
+        for node in reversed(self.nodes):
+            for address, nbytes in node.writes if write else node.reads:
+                if address < end and start < address + nbytes:
+                    return node.graph.touching(start, end, write) if node.graph is not None else node
+        raise GraphError(f"{self.name} touches nothing in [{start:#x}, {end:#x})", "ask for bytes of its footprint")
+
+
 class SimulatedGraph:
     """An instantiated graph. `Device.end_capture` makes it.
 
@@ -48,6 +64,8 @@ class SimulatedGraph:
         Operations in the order of their capture, which is a topological one.
     reads, writes
         Bytes the whole graph reads and does not write, and bytes it writes; each as merged ranges.
+    record
+        What reports need of it.
     conflicts
         Races between its own nodes.
     end
@@ -66,6 +84,7 @@ class SimulatedGraph:
         self.capture = capture
         self.name = f"graph {capture}"
         self.nodes = nodes
+        self.record = Record(self.name, nodes)
         self.conflicts = conflicts
         self.functions = [node.fn for node in nodes if node.fn is not None]
         self.writes = union(extent for node in nodes for extent in node.writes)
@@ -109,14 +128,6 @@ class SimulatedGraph:
         if self._resources.released:
             raise GraphError(f"{self.name} is already released", "register before graph.reset()")
         self._resources.callbacks.append(callback)
-
-    def touching(self, start: int, end: int, write: bool) -> Node:
-        """The last node that writes (or reads) some of the bytes."""
-        for node in reversed(self.nodes):
-            for address, nbytes in node.writes if write else node.reads:
-                if address < end and start < address + nbytes:
-                    return node.graph.touching(start, end, write) if node.graph is not None else node
-        raise GraphError(f"{self.name} touches nothing in [{start:#x}, {end:#x})", "ask for bytes of its footprint")
 
 
 def union(ranges: Iterable[Range]) -> tuple[Range, ...]:

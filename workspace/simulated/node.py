@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from workspace.simulated.order import Clock
 
 if TYPE_CHECKING:
-    from workspace.simulated.graph import SimulatedGraph
+    from workspace.simulated.graph import Record
 
 Range = tuple[int, int]
 """(first address, bytes)."""
@@ -36,14 +36,14 @@ class Node:
     deps
         Nodes of other streams that must be done first. Nodes of one stream run in order without saying so.
     graph
-        The replayed graph, for a node that stands for a whole replay.
+        What reports need of the replayed graph, for a node that stands for a whole replay.
     """
 
     deps: tuple[Node, ...] = ()
     done = False
     tick = 0
     site: tuple[Any, ...] = ()
-    graph: SimulatedGraph | None = None
+    graph: Record | None = None
 
     def __init__(
         self,
