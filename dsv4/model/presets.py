@@ -26,10 +26,12 @@ MIXED = ModelConfig(
     vocab_size=512,
     routed_scaling_factor=1.5,
     num_hash_layers=1,
+    swiglu_limit=1.0,
     rope_scaling=RopeScaling(original_max_position_embeddings=65536),
     max_position_embeddings=4096,
 )
-"""An SWA, two C4 and a C128 layer; 32 of the compressed keys are chosen, fewer than 129 tokens make."""
+"""An SWA, two C4 and a C128 layer. From 132 tokens on fewer compressed keys are chosen than there are (32); the clamp
+of the experts acts on ordinary activations."""
 
 
 def of_ratio(ratio: int, layers: int = 2) -> ModelConfig:
