@@ -305,7 +305,8 @@ class Workspace:
             target = self.timeline.inside(self.timeline.of(stream))
             holding = self._holding(bytes_of)
             if holding is None:
-                self._use_memory(bytes_of, target)
+                if bytes_of.numel():
+                    self._use_memory(bytes_of, target)
             elif isinstance(holding, Lease):
                 holding.use(target)
             else:
@@ -326,7 +327,7 @@ class Workspace:
         """A tensor of the framework's allocator, which a graph keeps as a whole."""
         if target.capture is not None:
             target.capture.memory.append(tensor)
-        elif not self.driver.record_use(tensor, target.key):
+        elif tensor.numel() and not self.driver.record_use(tensor, target.key):
             raise LateUse(
                 f"a use of {type(tensor).__name__} at {self.driver.address_of(tensor):#x} is declared, whose bytes the "
                 "device's allocator did not hand out",
