@@ -1,0 +1,228 @@
+"""Forks and joins: who is declared, what is stamped, and what happens when a branch fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.workspace.scene import BYTES, SLAB, scene, write
+from workspace.errors import DriverError, ForkError
+from workspace.fork import Fork
+from workspace.holding import Holding
+from workspace.lease import Lease
+from workspace.streams import Stream
+
+
+def test_a_fork_and_its_join_cost_their_own_calls_and_the_lease_none() -> None:
+    """Fork to two, join, release, acquire: three records, four waits, and nothing for the bytes."""
+    device, ws = scene()
+    one, two = ws.stream("one"), ws.stream("two")
+    write(device, ws, "warm", SLAB, 0)
+    before = device.counters.copy()
+    with ws.lease(BYTES, N=SLAB) as lease, ws.fork(one, two) as branch:
+        for stream in (one, two):
+            with branch(stream):
+                device.launch("branch", reads=[lease.x])
+    forked = device.counters - before
+    assert (forked["record"], forked["wait"]) == (3, 4)
+    write(device, ws, "again", SLAB, 0)
+    after = device.counters - before
+    assert (after["record"], after["wait"], after["query"], after["alloc"]) == (3, 4, 0, 0)
+    assert device.verdict() == "SAFE"
+
+
+def test_a_use_after_the_join_is_one_fence() -> None:
+    """The one stream that is still at work is waited for, once."""
+    device, ws = scene()
+    aux, other = ws.stream("aux"), ws.stream("other")
+    with ws.lease(BYTES, N=SLAB) as lease:
+        with ws.fork(aux, other):
+            pass
+        device.launch("late", reads=[lease.x], stream=aux.key)
+        lease.use(aux)
+    write(device, ws, "next", SLAB, 0)
+    assert ws.snapshot().fences == 1 and device.verdict() == "SAFE"
+
+
+def test_a_fork_moves_no_bytes_of_other_slots() -> None:
+    """Two micro-batches of one thread: a fork in one declares its branches for that one's leases only."""
+    device, ws = scene(micro_batches=2)
+    aux, main = ws.stream("aux"), ws.stream("main")
+    with ws.slot(micro_batch=1), ws.on(main):
+        held = ws.acquire(BYTES, N=SLAB)
+    with ws.fork(aux):
+        pass
+    device.launch("elsewhere", stream=aux.key)
+    with ws.slot(micro_batch=1), ws.on(main):
+        held.release()
+        write(device, ws, "next", SLAB, main)
+    assert ws.snapshot().fences == 0
+
+
+class Unknown:
+    """What a control removes."""
+
+    @staticmethod
+    def branches(fork: Fork, lease: Holding) -> tuple[Stream, ...]:
+        return ()
+
+    @staticmethod
+    def joined(lease: Lease, stream: Stream, epoch: int) -> None:
+        pass
+
+    @staticmethod
+    def declared(lease: Lease, stream: Stream) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("seam", "verdict"), [(None, "SAFE"), ((Fork, "branches_of", Unknown.branches), "UNSAFE")], ids=["kept", "removed"]
+)
+def test_a_lease_released_inside_a_fork_waits_for_the_branches(
+    monkeypatch: pytest.MonkeyPatch, seam: tuple[type, str, Callable[..., object]] | None, verdict: str
+) -> None:
+    """The branches still read it when the parent releases, so the parent's next lease comes after them."""
+    if seam is not None:
+        monkeypatch.setattr(*seam)
+    device, ws = scene()
+    aux = ws.stream("aux")
+    lease = ws.acquire(BYTES, N=SLAB)
+    device.launch("write", writes=[lease.x])
+    with ws.fork(aux) as branch:
+        with branch(aux):
+            device.launch("read", reads=[lease.x])
+        lease.release()
+        write(device, ws, "next", SLAB, 0)
+    assert device.verdict() == verdict
+
+
+@pytest.mark.parametrize(
+    ("seam", "verdict"), [(None, "SAFE"), ((Lease, "joined", Unknown.joined), "UNSAFE")], ids=["kept", "removed"]
+)
+def test_a_join_by_another_stream_than_the_acquirers_is_remembered(
+    monkeypatch: pytest.MonkeyPatch, seam: tuple[type, str, Callable[..., object]] | None, verdict: str
+) -> None:
+    """The acquirer has joined nothing: its next lease waits for the branch, until the join and no further."""
+    if seam is not None:
+        monkeypatch.setattr(*seam)
+    device, ws = scene()
+    acquirer, aux = ws.stream("acquirer"), ws.stream("aux")
+    lease = ws.acquire(BYTES, stream=acquirer, N=SLAB)
+    with ws.fork(aux) as branch, branch(aux):
+        device.launch("read", reads=[lease.x])
+    lease.release()
+    write(device, ws, "next", SLAB, acquirer)
+    assert device.verdict() == verdict
+
+
+@pytest.mark.parametrize(
+    ("seam", "verdict"), [(None, "SAFE"), ((Lease, "declare", Unknown.declared), "UNSAFE")], ids=["kept", "removed"]
+)
+@pytest.mark.parametrize("released_inside", [False, True])
+def test_a_lease_of_a_branch_that_outlives_the_join_may_be_used_by_the_parent(
+    monkeypatch: pytest.MonkeyPatch,
+    seam: tuple[type, str, Callable[..., object]] | None,
+    verdict: str,
+    released_inside: bool,
+) -> None:
+    """Also when an older lease was released inside the fork, so that as many are held after it as before."""
+    if seam is not None:
+        monkeypatch.setattr(*seam)
+    device, ws = scene()
+    aux = ws.stream("aux")
+    older = ws.acquire(BYTES, N=100)
+    with ws.fork(aux) as branch:
+        with branch(aux):
+            lease = ws.acquire(BYTES, N=SLAB)
+            device.launch("write", writes=[lease.x])
+        if released_inside:
+            older.release()
+    device.launch("read", reads=[lease.x])
+    lease.release()
+    write(device, ws, "next", SLAB, aux)
+    assert device.verdict() == verdict
+
+
+def test_a_sibling_goes_on_after_an_inner_join() -> None:
+    """An inner fork to a stream that is the outer fork's branch too: the outer one still declares it."""
+    device, ws = scene()
+    acquirer, one, two = ws.stream("acquirer"), ws.stream("one"), ws.stream("two")
+    lease = ws.acquire(BYTES, stream=acquirer, N=SLAB)
+    with ws.fork(one, two) as branch:
+        with branch(one), ws.fork(two) as inner, inner(two):
+            device.launch("inner", reads=[lease.x])
+        with branch(two):
+            device.launch("sibling", reads=[lease.x])
+    lease.release()
+    write(device, ws, "next", SLAB, acquirer)
+    assert device.verdict() == "SAFE"
+
+
+def test_a_branch_that_raises_is_joined_with_the_others() -> None:
+    """Every branch is waited for, the caller's stream is current again, and the exception arrives."""
+    device, ws = scene()
+    aux, other = ws.stream("aux"), ws.stream("other")
+    with pytest.raises(KeyError), ws.lease(BYTES, N=SLAB) as lease, ws.fork(aux, other) as branch:
+        with branch(other):
+            device.launch("other", reads=[lease.x])
+        with branch(aux):
+            device.launch("aux", reads=[lease.x])
+            raise KeyError
+    assert ws.driver.current_stream() == 0
+    write(device, ws, "next", SLAB, 0)
+    assert device.verdict() == "SAFE" and ws.snapshot().fences == 0
+
+
+def test_a_join_that_fails_joins_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device refuses one record: the other branches are ordered, and the error arrives."""
+    device, ws = scene()
+    aux, other = ws.stream("aux"), ws.stream("other")
+    record = ws.driver.record
+
+    def failing(event: int, stream: int) -> None:
+        if stream == aux.key:
+            raise DriverError("record failed")
+        record(event, stream)
+
+    lease = ws.acquire(BYTES, N=SLAB)
+    with pytest.raises(DriverError, match="record failed"), ws.fork(aux, other):
+        monkeypatch.setattr(ws.driver, "record", failing)
+    monkeypatch.undo()
+    device.launch("other", reads=[lease.x], stream=other.key)
+    assert ws.timeline.clocks.ordered(ws.timeline.current().id, other.id, 1)
+    lease.release()
+
+
+def test_a_fork_to_the_current_stream_is_refused() -> None:
+    """It would wait for itself; the error names the stream."""
+    _, ws = scene()
+    main = ws.stream("main")
+    with ws.on(main), pytest.raises(ForkError, match="main"), ws.fork(main):
+        pass
+
+
+def test_a_branch_belongs_to_its_fork() -> None:
+    """Outside the ``with``, or on a stream that was not named, there is no branch."""
+    _, ws = scene()
+    aux, other = ws.stream("aux"), ws.stream("other")
+    fork = ws.fork(aux)
+    with pytest.raises(ForkError, match="outside its fork"):
+        fork(aux)
+    with fork as branch, pytest.raises(ForkError, match="not one of"):
+        branch(other)
+    with pytest.raises(ForkError, match="outside its fork"):
+        fork(aux)
+
+
+def test_a_fork_to_nothing_and_to_one_stream_twice() -> None:
+    """Degenerate forks are joined like any other."""
+    device, ws = scene()
+    aux = ws.stream("aux")
+    with ws.lease(BYTES, N=SLAB) as lease:
+        with ws.fork():
+            pass
+        with ws.fork(aux, aux) as branch, branch(aux):
+            device.launch("aux", reads=[lease.x])
+    write(device, ws, "next", SLAB, 0)
+    assert device.verdict() == "SAFE" and ws.snapshot().fences == 0

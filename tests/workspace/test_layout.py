@@ -1,0 +1,251 @@
+"""Layouts: what is refused and how the refusal reads, dtypes, sizes, names, exclusive groups, copies."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import attrs
+import pytest
+import torch
+
+from workspace import Exclusive, Layout, spec
+from workspace.errors import LayoutError, SizeError
+from workspace.layout import MAX_BYTES, RESOLVED_KEPT
+from workspace.lease import Lease
+
+DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
+BYTE = torch.uint8
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_has_its_size(dtype: torch.dtype) -> None:
+    """A layout takes any torch dtype: fp8, complex, bool, quantised and the shell types included."""
+    extent = Layout("any", x=spec(3, "T", dtype=dtype)).resolve(T=5).extents[0]
+    assert (extent.nbytes, extent.dtype, extent.shape) == (15 * dtype.itemsize, dtype, (3, 5))
+
+
+def test_an_empty_tensor_takes_no_bytes() -> None:
+    """A dim of zero is valid, and the others keep their value."""
+    extents = Layout("some", a=spec("T", 4, dtype=BYTE), b=spec(2, dtype=BYTE)).resolve(T=0).extents
+    assert [(one.shape, one.nbytes) for one in extents] == [((0, 4), 0), ((2,), 2)]
+
+
+def test_a_layout_without_tensors_is_empty() -> None:
+    """No spec, no bytes, no dims."""
+    assert Layout("none").size() == 0
+
+
+def test_sizes_beyond_32_bits() -> None:
+    """Sizes are Python integers throughout: 70,000 x 40,000 bytes do not wrap."""
+    resolved = Layout("large", x=spec("T", 40_000, dtype=BYTE), y=spec(1, dtype=BYTE)).resolve(T=70_000)
+    assert resolved.extents[0].nbytes == 2_800_000_000
+    assert resolved.extents[1].offset == 2_800_000_000 - 2_800_000_000 % 256 + (256 if 2_800_000_000 % 256 else 0)
+
+
+def test_the_largest_tensor_is_2_to_the_63_less_one() -> None:
+    """2**63 bytes are refused as a tensor; so is a sum that only the rounding takes there."""
+    layout = Layout("edge", x=spec("N", dtype=BYTE))
+    assert layout.size(N=MAX_BYTES - MAX_BYTES % 256) == MAX_BYTES - MAX_BYTES % 256
+    for count in (2**63, 2**63 - 1, 2**200):
+        with pytest.raises(SizeError, match=r"2\*\*63-1"):
+            layout.size(N=count)
+    with pytest.raises(SizeError, match=r"2\*\*63-1"):
+        Layout("sum", x=spec("N", dtype=BYTE), y=spec("N", dtype=BYTE)).size(N=2**62)
+
+
+@pytest.mark.parametrize(
+    ("dims", "error", "text"),
+    [
+        ({}, LayoutError, "'T' of 'T' has no value"),
+        ({"T": 1, "K": 2}, LayoutError, "has no dim K"),
+        ({"T": -1}, SizeError, "T=-1 of layout 'one' is negative"),
+        ({"T": True}, SizeError, "T=True of layout 'one' is not an int"),
+        ({"T": "4"}, SizeError, "is not an int"),
+        ({"T": None}, SizeError, "is not an int"),
+        ({"T": 2.5}, SizeError, "is not an int"),
+        ({"T": 2**70}, SizeError, r"above 2\*\*63-1"),
+    ],
+)
+def test_bad_dims_are_refused_by_name(dims: dict[str, Any], error: type[LayoutError], text: str) -> None:
+    """A missing, unknown, negative, overflowing or foreign dim is named in the error, with a remedy."""
+    with pytest.raises(error, match=text) as caught:
+        Layout("one", x=spec("T", dtype=BYTE)).resolve(**dims)
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize("value", [[2], {"a": 1}, set()], ids=str)
+def test_an_unhashable_dim_is_a_size_error(value: Any) -> None:
+    """Whatever is passed as a dim, the error is the library's."""
+    with pytest.raises(SizeError):
+        Layout("one", x=spec("T", dtype=BYTE)).resolve(T=value)
+
+
+def test_a_float_dim_is_refused_also_when_the_int_is_cached() -> None:
+    """What is refused does not depend on what was resolved before."""
+    layout = Layout("one", x=spec("T", dtype=BYTE))
+    layout.resolve(T=2)
+    with pytest.raises(SizeError):
+        layout.resolve(T=2.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("dim", "error", "text"),
+    [
+        (-1, SizeError, "negative"),
+        (True, LayoutError, "neither an integer nor a name"),
+        (1.5, LayoutError, "neither an integer nor a name"),
+        (None, LayoutError, "neither an integer nor a name"),
+        ("", LayoutError, "not an expression"),
+        ("T +", LayoutError, "not an expression"),
+        ("T; import os", LayoutError, "not an expression"),
+    ],
+)
+def test_bad_shapes_are_refused_when_the_spec_is_made(dim: Any, error: type[LayoutError], text: str) -> None:
+    """A wrong dim shows where it is written, not at the first lease."""
+    with pytest.raises(error, match=text):
+        spec("T", dim, dtype=BYTE)
+
+
+@pytest.mark.parametrize(
+    ("dim", "text"),
+    [
+        ("T/2", "uses BinOp"),
+        ("T**2", "uses BinOp"),
+        ("-T", "uses UnaryOp"),
+        ("f(T)", "uses Call"),
+        ("T.x", "uses Attribute"),
+        ("T*1.5", "uses Constant"),
+        ("'a'*T", "uses Constant"),
+        ("T if T else 1", "uses IfExp"),
+        ("T//(T-4)", "divides by zero"),
+        ("T%(T-4)", "divides by zero"),
+    ],
+)
+def test_only_integer_arithmetic_is_evaluated(dim: str, text: str) -> None:
+    """An expression is data, not code: everything but + - * // % of names and integers is refused."""
+    layout = Layout("sum", x=spec(dim, dtype=BYTE), t=spec("T", dtype=BYTE))
+    with pytest.raises(LayoutError, match=text):
+        layout.resolve(**dict.fromkeys(layout.dim_names, 4))
+
+
+def test_a_dim_that_comes_out_negative_is_refused() -> None:
+    """The result of an expression is checked, not only its parts."""
+    with pytest.raises(SizeError, match="a dim is negative"):
+        Layout("sum", x=spec("T-5", dtype=BYTE)).size(T=4)
+
+
+@pytest.mark.parametrize("align", [0, -1, 3, 257, 2.0, True, None])
+def test_an_alignment_is_a_power_of_two(align: Any) -> None:
+    """Zero, negative, odd and non-integer alignments are refused."""
+    with pytest.raises(LayoutError, match="not a power of two"):
+        spec(1, dtype=BYTE, align=align)
+
+
+@pytest.mark.parametrize("dtype", [None, "float32", float, 4])
+def test_a_dtype_is_torchs(dtype: Any) -> None:
+    """Names and Python types are not guessed at."""
+    with pytest.raises(LayoutError, match="not a torch dtype"):
+        spec(1, dtype=dtype)
+
+
+@pytest.mark.parametrize("name", ["", None, 3])
+def test_a_layout_has_a_name(name: Any) -> None:
+    """The name is the owner in every report."""
+    with pytest.raises(LayoutError, match="not a name"):
+        Layout(name, x=spec(1, dtype=BYTE))
+
+
+def test_a_tensor_is_a_spec() -> None:
+    """A plain shape is refused, and the remedy says what to write."""
+    with pytest.raises(LayoutError, match=r"workspace\.spec"):
+        Layout("one", x=(1, 2))  # type: ignore[arg-type]
+
+
+def test_no_tensor_hides_an_attribute_of_the_lease() -> None:
+    """Every public name of a lease is refused as a tensor's, private names too."""
+    public = {name for name in dir(Lease) if not name.startswith("_")}
+    for name in sorted(public | {"_x", "__len__"}):
+        hiding: dict[str, Any] = {name: spec(1, dtype=BYTE)}
+        with pytest.raises(LayoutError, match="choose another name"):
+            Layout("one", **hiding)
+
+
+def test_the_cache_of_resolved_dims_is_bounded() -> None:
+    """Dims follow request sizes: what is remembered does not grow with every token count."""
+    layout = Layout("one", x=spec("T", dtype=BYTE))
+    for count in range(RESOLVED_KEPT + 10):
+        layout.resolve(T=count)
+    assert len(layout._resolved) <= RESOLVED_KEPT
+
+
+def test_dims_in_any_order_are_one_resolution() -> None:
+    """The same dims give the same object, so that requests can be compared by identity."""
+    layout = Layout("one", x=spec("A", "B", dtype=BYTE))
+    assert layout.resolve(A=1, B=2) is layout.resolve(B=2, A=1)
+
+
+# -- exclusive groups --------------------------------------------------------------------------------------------
+
+
+def two_groups(*streams: str) -> Layout:
+    group = Exclusive((("a", "b"), ("c",)), streams)
+    return Layout("two", exclusive=(group,), a=spec(300, dtype=BYTE), b=spec(100, dtype=BYTE), c=spec("C", dtype=BYTE),
+                  d=spec(8, dtype=BYTE))  # fmt: skip
+
+
+def test_exclusive_groups_share_bytes_and_nothing_else_does() -> None:
+    """The larger group decides the size; what stands outside the groups keeps bytes of its own."""
+    for count in (1, 5000):
+        placed = {one.name: one for one in two_groups("main", "main").resolve(C=count).extents}
+        assert placed["c"].offset == placed["a"].offset
+        assert placed["b"].offset >= placed["a"].offset + 300
+        shared = range(placed["a"].offset, max(placed["b"].offset + 100, placed["c"].offset + count))
+        assert placed["d"].offset not in shared and placed["d"].offset + 7 not in shared
+
+
+def test_exclusive_groups_on_two_streams_are_refused() -> None:
+    """Nothing orders two streams, so bytes are shared on one stream only (vllm#41834)."""
+    with pytest.raises(LayoutError, match="which nothing orders"):
+        two_groups("main", "aux0")
+
+
+def test_each_exclusive_group_names_a_stream() -> None:
+    """A group without a stream has no proof of order."""
+    with pytest.raises(LayoutError, match="name one stream for each group"):
+        two_groups("main")
+
+
+def test_a_tensor_stands_in_one_exclusive_group() -> None:
+    """Twice in one set of groups is refused."""
+    with pytest.raises(LayoutError, match="stands in two"):
+        Exclusive((("a",), ("a",)), ("main", "main"))
+
+
+def test_an_exclusive_group_names_tensors_of_the_layout() -> None:
+    """A typo is an error with the name in it."""
+    with pytest.raises(LayoutError, match="'z'"):
+        Layout("one", exclusive=(Exclusive((("z",), ("a",)), ("main", "main")),), a=spec(1, dtype=BYTE))
+
+
+def test_an_exclusive_group_has_tensors() -> None:
+    """An empty group shares nothing."""
+    with pytest.raises(LayoutError, match="is empty"):
+        Layout("one", exclusive=(Exclusive(((),), ("main",)),), a=spec(1, dtype=BYTE))
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_layouts_are_copied_and_pickled(copied: Any) -> None:
+    """A layout sent to a spawned worker has the same tensors at the same offsets."""
+    layout = two_groups("main", "main")
+    twin = copied(layout)
+    assert (twin.name, twin.specs, twin.exclusive) == (layout.name, layout.specs, layout.exclusive)
+    assert twin.resolve(C=700).extents == layout.resolve(C=700).extents
+
+
+def test_a_spec_does_not_change() -> None:
+    """Requests are cached by layout, so that a spec which could change would lend wrong shapes."""
+    one = spec(1, dtype=BYTE)
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        one.align = 1  # type: ignore[misc]
