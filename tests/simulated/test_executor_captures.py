@@ -149,6 +149,24 @@ def test_a_call_that_does_not_wait_leaves_the_capture_valid(device: simulated.De
         device.synchronize()
 
 
+def test_random_numbers_differ_between_replays_and_follow_the_seed(device: simulated.Device) -> None:
+    """On CUDA a replay continues from the generator's present state."""
+    with device:
+        before = torch.get_rng_state()
+        graph, y = capture(device, lambda: torch.rand(4))
+        assert torch.equal(torch.get_rng_state(), before)
+        rows = []
+        for _ in range(2):
+            torch.manual_seed(7)
+            for _ in range(2):
+                graph.launch(3)
+                with device.on(3):
+                    rows.append(y.tolist())
+    torch.manual_seed(7)
+    assert rows[0] == torch.rand(4).tolist()
+    assert rows[0] != rows[1] and rows[0] == rows[2] and rows[1] == rows[3]
+
+
 def test_memory_freed_in_a_capture_is_used_again_in_it(device: simulated.Device) -> None:
     with device:
         device.begin_capture(3)

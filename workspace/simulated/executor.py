@@ -19,6 +19,7 @@ from workspace.simulated.enqueue import Enqueueing, new_values, returned
 from workspace.simulated.execution import run
 from workspace.simulated.operators import Kind, Operator, decompose
 from workspace.simulated.random_state import draw
+from workspace.simulated.replays import Replays
 from workspace.simulated.shapes import NoShape, Outcome, ShapeLadder, map_tensors
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Executor(Enqueueing):
     def __init__(self, device: Device) -> None:
         super().__init__(device)
         self.ladder = ShapeLadder()
+        self._replays = Replays(device)
         self._operators: dict[int, Operator] = {}  # by id, as hashing an overload takes a Python call
         device.executor = self  # type: ignore[attr-defined]
         device.queue.execute = run
@@ -115,6 +117,10 @@ class Executor(Enqueueing):
             )
         except RuntimeError:  # its arguments decide how much it draws, or whether it may
             return self._sampler(operator, args, kwargs)
+        capture = self.device.capture_of(self.device.current_stream())
+        if capture:
+            start.rewind()  # nothing is drawn before the graph is launched
+            self._replays.draws(capture)
         if outcome.resized:
             self._fit(kwargs, outcome.resized)
             bound = self._bind(operator, args, kwargs)
