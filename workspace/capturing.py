@@ -42,7 +42,6 @@ class GraphCapture:
             if stream.capture is not None:
                 raise CaptureError(f"{stream!r} is capturing already", "one capture at a time on a stream")
             capture = self._capture = Capture(timeline, stream, 0, foreign=False, lane=self._lane)
-            capture.keep_held()
             capture.provider(self._provider)
         try:
             self._begin(capture)
@@ -108,6 +107,8 @@ class GraphCapture:
     def _begin(self, capture: Capture) -> None:
         timeline = self._timeline
         with timeline.lock:
+            # Before each segment: one after a break may use what the break leased and still holds.
+            capture.keep_held()
             timeline.opening = capture
             try:
                 identity = timeline.driver.begin_capture(capture.origin.key, self._shared_pool())
