@@ -244,7 +244,6 @@ class ScratchMachine(ScratchProgram):
     def release_graph(self, choice: int, drop: bool) -> None:
         graph = self.graphs.pop(choice % len(self.graphs))
         if drop:
-            self.dropped = True
             del graph
             gc.collect()
         else:
@@ -265,4 +264,4 @@ class ScratchMachine(ScratchProgram):
                 self.ws.unlock()
                 self.locked = False
             except LockError:
-                assert self.graphs or self.dropped
+                assert self.graphs
