@@ -57,7 +57,7 @@ class Memory:
             address = self._next
             self._next += -(-nbytes // VIRTUAL_ALIGNMENT) * VIRTUAL_ALIGNMENT
         else:
-            arena = torch.frombuffer(mmap.mmap(-1, nbytes), dtype=torch.uint8)
+            arena = torch.frombuffer(_map(nbytes), dtype=torch.uint8)
             address = arena.data_ptr()
             self._arenas[address] = arena
         self._sizes[address] = nbytes
@@ -139,3 +139,15 @@ def _dead(keep: Any, on_death: Callable[[], None] | None) -> None:
     if on_death is not None:
         on_death()
     del keep
+
+
+def _map(nbytes: int) -> mmap.mmap:
+    """Anonymous memory of the host; it fails where the host has no room, as ``cudaMalloc`` fails."""
+    try:
+        return mmap.mmap(-1, nbytes)
+    except (OSError, OverflowError, ValueError) as error:
+        raise OutOfMemory(
+            f"the host has no {nbytes} bytes to stand for device memory: {error}",
+            "ask for less, or use memory='virtual', which holds addresses only",
+            asked=nbytes,
+        ) from error
