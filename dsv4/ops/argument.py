@@ -39,11 +39,14 @@ class Argument:
         A dtype, a tuple of them, `LIKE` or `WIDE`.
     optional
         Whether None may be passed.
+    partly
+        Of an out: the op writes a part of it only, so that a slot must keep what it already holds.
     """
 
     shape: tuple[int | str, ...]
     dtype: torch.dtype | tuple[torch.dtype, ...] | str
     optional: bool = False
+    partly: bool = False
 
     @cached_property
     def names(self) -> tuple[tuple[int, str], ...]:
@@ -73,7 +76,10 @@ class Argument:
 
 
 def argument(
-    *shape: int | str, dtype: torch.dtype | tuple[torch.dtype, ...] | str = LIKE, optional: bool = False
+    *shape: int | str,
+    dtype: torch.dtype | tuple[torch.dtype, ...] | str = LIKE,
+    optional: bool = False,
+    partly: bool = False,
 ) -> Argument:
     """An `Argument`: ``argument("T", 64, dtype=torch.int32)``."""
-    return Argument(shape, dtype, optional)
+    return Argument(shape, dtype, optional, partly)

@@ -267,7 +267,7 @@ gather_keys = Op(
         "first": argument("G", dtype=I32),
         "starts": argument("G+1", dtype=I32),
     },
-    outs={"keys": argument("M", "D")},
+    outs={"keys": argument("M", "D", partly=True)},
 )
 combine_indices = Op(
     "combine_indices(Tensor positions, Tensor group, Tensor compressed_start, Tensor window_start, "

@@ -182,7 +182,7 @@ pool_states = Op(
     "Tensor(a!) pooled) -> ()",
     _pool_states,
     inputs={**_STATE, "state": argument("blocks", "rows", "C"), **_ROWS},
-    outs={"pooled": argument("T", "D", dtype=WIDE)},
+    outs={"pooled": argument("T", "D", dtype=WIDE, partly=True)},
 )
 store_compressed = Op(
     "store_compressed(Tensor pooled, Tensor norm_weight, Tensor cos_sin, Tensor positions, Tensor slots, "

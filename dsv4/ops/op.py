@@ -145,6 +145,9 @@ class Op:
     ) -> torch.Tensor:
         if isinstance(one, torch.Tensor):
             return one
+        if argument.partly and one is not None:
+            held: torch.Tensor = one.tensor()
+            return held
         try:
             shape, _ = argument.spec(like, dims).resolve({})
         except LayoutError as error:
@@ -218,5 +221,7 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    start = tensor.data_ptr()
+    # Only compared, never followed: no mode need know that an address was asked for.
+    with torch._C.DisableTorchFunction():
+        start = tensor.data_ptr()
     return start, start + (last + 1) * tensor.element_size()

@@ -60,6 +60,7 @@ def context(model: Decoder, tokens: list[int]) -> Context:
 def step(model: Decoder, contexts: dict[int, Context], *parts: tuple[int, int, int, bool]) -> tuple[Outcome, Any]:
     """One forward pass of (request, start, count, prefill) rows on the model's main stream, and all rows' logits."""
     rows = [Rows(request, start, count, prefill, True) for request, start, count, prefill in parts]
+    model.ws.synchronize()  # weights and caches were made on the default stream
     with model.ws.on(model.main):
         found = model.forward(rows, contexts)
         logits = model.logits(found.hidden)
