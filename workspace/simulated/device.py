@@ -34,6 +34,7 @@ from workspace.simulated.ranges import ranges_of
 from workspace.simulated.schedule import Random, Schedule
 
 if TYPE_CHECKING:
+    from workspace.simulated.executor import Executor
     from workspace.simulated.threads import Presence
 
 
@@ -82,6 +83,7 @@ class Device(Capturing):
     ) -> None:
         super().__init__(memory, capacity, execution, log, sites, ahead, schedule or Random(seed))
         self.seed = seed
+        self.executor: Executor | None = None
         self._executing: Presence | None = None
         self._driver = SimulatedDriver(self)
 

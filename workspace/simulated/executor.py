@@ -44,7 +44,7 @@ class Executor(Enqueueing):
         self.ladder = ShapeLadder()
         self._replays = Replays(device)
         self._operators: dict[int, Operator] = {}  # by id, as hashing an overload takes a Python call
-        device.executor = self  # type: ignore[attr-defined]
+        device.executor = self
         device.queue.execute = run
         self._routes: dict[Kind, Callable[[Operator, Any, Any], Any]] = {
             Kind.RANDOM: self._random,

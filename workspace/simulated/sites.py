@@ -6,18 +6,20 @@ import sys
 from pathlib import Path
 from types import CodeType
 
+import torch
+
 DEPTH = 6
-HERE = str(Path(__file__).parent)
+SKIPPED = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
 
 Site = tuple[tuple[CodeType, int], ...]
 
 
 def call_site() -> Site:
-    """The innermost frames outside the simulated device, at most six."""
+    """The innermost frames outside the simulated device and torch's dispatch, at most six."""
     frame = sys._getframe(1)
     found: list[tuple[CodeType, int]] = []
     while frame is not None and len(found) < DEPTH:
-        if found or not frame.f_code.co_filename.startswith(HERE):
+        if not frame.f_code.co_filename.startswith(SKIPPED):
             found.append((frame.f_code, frame.f_lineno))
         frame = frame.f_back  # type: ignore[assignment]
     return tuple(found)

@@ -85,7 +85,8 @@ def observe(program: Program, schedule: Schedule, error: type[Exception] | None 
         torch.manual_seed(0)
         try:
             with device:
-                device.executor.witness = witness  # type: ignore[attr-defined]
+                assert device.executor is not None
+                device.executor.witness = witness
                 program(device)
         except Exception as raised:
             if error is None or not isinstance(raised, error):
