@@ -10,6 +10,7 @@ from workspace.lane import Lane
 from workspace.provider import Held, Homes, WorkspaceProvider
 from workspace.request import Request
 from workspace.streams import Stream
+from workspace.timeline import Timeline
 
 
 class Adaptor:
@@ -27,6 +28,11 @@ class Adaptor:
 
     def place(self, request: Request, stream: Stream) -> Block | None:
         return self.inner.place(request, stream)
+
+    def undo(self, block: Block, stream: Stream, timeline: Timeline) -> None:
+        """Give back a placed block whose preparation failed; what the stream was given to do so far is its use."""
+        block.uses, block.events = {stream.id: timeline.clocks.epoch[stream.id]}, None
+        self.inner.give_back(block, stream)
 
     def give_back(self, block: Block | None, stream: Stream) -> None:
         self.inner.give_back(block, stream)

@@ -29,8 +29,12 @@ class Guard(Adaptor):
     def place(self, request: Request, stream: Stream) -> Block | None:
         block = self.inner.place(request, stream)
         if block is not None:
-            for offset, nbytes in self._bands(block, request):
-                self.timeline.driver.memset(block.address + offset, nbytes, PATTERN, stream.key)
+            try:
+                for offset, nbytes in self._bands(block, request):
+                    self.timeline.driver.memset(block.address + offset, nbytes, PATTERN, stream.key)
+            except BaseException:
+                self.undo(block, stream, self.timeline)
+                raise
         return block
 
     def give_back(self, block: Block | None, stream: Stream) -> None:

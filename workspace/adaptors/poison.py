@@ -33,8 +33,12 @@ class Poison(Adaptor):
         block = self.inner.place(request, stream)
         if block is not None and block.nbytes:
             start = block.address + request.start(block.address)
-            for extent in request.extents:
-                self._fill(start + extent.offset, extent.nbytes, extent.dtype.is_floating_point, stream)
+            try:
+                for extent in request.extents:
+                    self._fill(start + extent.offset, extent.nbytes, extent.dtype.is_floating_point, stream)
+            except BaseException:
+                self.undo(block, stream, self.timeline)
+                raise
         return block
 
     def give_back(self, block: Block | None, stream: Stream) -> None:
