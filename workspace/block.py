@@ -78,6 +78,9 @@ class Slab:
 
     def watch(self, owner: str, tensors: list[Any]) -> None:
         """Remember tensors that the pool lets go of: whoever else holds one pins the slab."""
+        if self.outer is not None:
+            self.outer.slab.watch(owner, tensors)
+            return
         if len(self._watched) > 256:
             self._watched = [entry for entry in self._watched if entry[1]() is not None]
         for tensor in tensors:

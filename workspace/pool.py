@@ -207,6 +207,14 @@ class Pool:
         self._shelved = 0
         return found
 
+    def disown(self) -> None:
+        """Let go of a parent's bytes (a capture has ended): who still names a lease of it must not keep them."""
+        for slab in self.slabs:
+            for block in slab.blocks():
+                block.drop_views()
+            del slab.buffer
+        self.slabs, self.free = [], {}
+
     def claim(self, block: Block, nbytes: int) -> Block:
         """Take free bytes out of circulation for a lane's footprint."""
         block = self.take(block, nbytes, block.home)

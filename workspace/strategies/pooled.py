@@ -272,4 +272,7 @@ class Pooled:
         )
 
     def close(self) -> None:
-        self.pool.give_up_idle()
+        if self.source.fixed:
+            self.pool.disown()
+        else:
+            self.pool.give_up_idle()
