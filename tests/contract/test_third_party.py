@@ -1,0 +1,73 @@
+"""Somebody else's strategy runs the suite by its name, and one that breaks the rule is found out."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+
+from workspace.block import Block
+from workspace.request import Request
+from workspace.strategies.event_fenced import EventFenced
+from workspace.streams import Stream
+from workspace.testing import all_scenarios, cells, run_contract
+
+
+class Careful(EventFenced):
+    """Another name for a strategy that keeps the rule."""
+
+    name = "careful"
+
+
+class Hasty(EventFenced):
+    """Hands out the block whose last use is the latest, whoever still reads it."""
+
+    name = "hasty"
+
+    def _search(self, request: Request, stream: Stream) -> Block:
+        for block in [block for blocks in self.pool.free.values() for block in blocks]:
+            if block.nbytes >= request.nbytes:
+                found = self.pool.take(block, request.nbytes, self.home(stream))
+                found.uses, found.events = {}, None
+                return found
+        return super()._search(request, stream)
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two packages that register a strategy each."""
+    points = [EntryPoint(name, f"{__name__}:{name}", "workspace.strategies") for name in ("careful", "hasty")]
+    loaded: dict[str, Any] = {"careful": Careful, "hasty": Hasty}
+    monkeypatch.setattr(EntryPoint, "load", lambda self: loaded[self.name])
+    monkeypatch.setattr("workspace.registry.entry_points", lambda group: points if group.endswith("strategies") else [])
+
+
+SOME = ("a1", "a2", "a8-nested", "d5", "d9", "f1")
+
+
+@pytest.mark.usefixtures("installed")
+def test_careful_strategy_passes() -> None:
+    """A strategy by name keeps what it is not exempt from, and its controls fail."""
+    exempt = {name: "not part of this test" for name in all_scenarios() if name not in SOME}
+    report = run_contract("careful", exempt)
+    assert not report.broken, str(report)
+    assert len(report.kept) == sum(1 + len(all_scenarios()[name].seams) for name in SOME)
+
+
+@pytest.mark.usefixtures("installed")
+def test_hasty_strategy_is_found_out() -> None:
+    """A strategy without fences is reported scenario by scenario, with the wrong bytes and the schedule."""
+    exempt = {name: "not part of this test" for name in all_scenarios() if name not in SOME}
+    report = run_contract("hasty", exempt, controls=False)
+    assert {"a1-hasty", "d5-hasty"} <= report.broken.keys()
+    assert "bytes are not 17" in report.broken["a1-hasty"] and "UNSAFE" in report.broken["a1-hasty"]
+    assert "f1-hasty" in report.kept
+
+
+def test_exemption_needs_a_reason() -> None:
+    """An exemption without a reason, or of no scenario, is refused."""
+    with pytest.raises(ValueError, match="no reason"):
+        cells("careful", {"a1": " "})
+    with pytest.raises(ValueError, match="no such scenario"):
+        cells("careful", {"a99": "because"})
