@@ -36,8 +36,8 @@ def _save_partial_states(
     """
     kept = (slots >= 0).nonzero().squeeze(1)
     block, row = slots[kept] // state.shape[1], slots[kept] % state.shape[1]
-    kv, score = kv_score[kept].chunk(2, 1)
-    state[block, row] = torch.cat((kv, score + ape[positions[kept] % ape.shape[0]].to(score.dtype)), 1)
+    kv, score = kv_score[kept].to(state.dtype).chunk(2, 1)
+    state[block, row] = torch.cat((kv, score + ape[positions[kept] % ape.shape[0]].to(state.dtype)), 1)
 
 
 def _pool_states(
