@@ -30,7 +30,7 @@ class Handle:
     def __call__(self) -> Workspace:
         """The workspace, created at the process's first use."""
         found = self._workspace
-        if found is None or found.timeline.refusal is not None:
+        if found is None or not found.usable:
             found = self._workspace = _resolve(self.config, self.device)
         return found
 
@@ -41,6 +41,6 @@ class Handle:
 def _resolve(config: WorkspaceConfig, device: str) -> Workspace:
     key = (repr(config).encode(), device)
     found = _WORKSPACES.get(key)
-    if found is None or found.timeline.refusal is not None:
+    if found is None or not found.usable:
         found = _WORKSPACES[key] = create(config=config, device=device)
     return found

@@ -517,6 +517,11 @@ class Workspace:
             self._closed = True
 
     @property
+    def usable(self) -> bool:
+        """Whether it can still lend: not closed, not in a forked child, and no sticky error of the device."""
+        return not self._closed and self.timeline.refusal is None
+
+    @property
     def graphs(self) -> int:
         """Number of graphs that exist and use bytes of this workspace."""
         return sum(id(self.provider) in pins.providers for pins in self.timeline.pins)

@@ -1,0 +1,214 @@
+"""Strategies by name, from packages and from config; creating a workspace; handles."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import workspace
+from tests.workspace.scene import BYTES, scene, write
+from workspace import Handle, WorkspaceConfig, registry
+from workspace.errors import ConfigError, DeviceError, UnknownStrategy, UnsafeStrategy, WorkspaceError
+from workspace.simulated import Device
+
+MODULE = '''
+from workspace.strategies.event_fenced import EventFenced
+
+class Cautious(EventFenced):
+    """waits for everything, always
+
+    Second paragraph."""
+    name = "cautious"
+
+    def give_back(self, block, stream):
+        super().give_back(block, stream)
+        self.timeline.synchronize()
+
+class Reckless(EventFenced):
+    """hands anything out"""
+    name = "reckless"
+    safe = False
+'''
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package on the path that registers strategies, one of them broken and one under a name that is taken."""
+    (tmp_path / "third_party_strategies.py").write_text(MODULE)
+    information = tmp_path / "third_party-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: third-party\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text(
+        "[workspace.strategies]\ncautious = third_party_strategies:Cautious\n"
+        "reckless = third_party_strategies:Reckless\nbroken = third_party_nowhere:Nothing\n"
+        "caching = third_party_strategies:Reckless\n"
+        "[workspace.workloads]\nbroken = third_party_nowhere:Nothing\nmine = third_party_strategies:Reckless\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def test_the_built_in_strategies() -> None:
+    """Each has a line, and says whether it is safe."""
+    found = registry.strategies()
+    assert {name: entry.safe for name, entry in found.items() if name in BUILT_IN} == BUILT_IN
+    assert all(entry.summary and "\n" not in entry.summary for entry in found.values())
+    for name in BUILT_IN:
+        _, ws = scene(name, allow_unsafe=True)
+        assert ws.strategy == name == ws.strategy_object.name and ws.strategy_object.safe == BUILT_IN[name]
+        assert isinstance(ws.provider, workspace.WorkspaceProvider) and name in repr(ws)
+
+
+@pytest.mark.xfail(strict=True, raises=TypeError, reason="the subpackage of that name replaces the function")
+def test_the_package_lists_strategies_after_one_was_loaded() -> None:
+    """What the package exports stays what it was."""
+    scene("event_fenced")
+    assert "caching" in workspace.strategies()
+
+
+BUILT_IN = {"caching": True, "event_fenced": True, "per_stream": True, "upstream": False, "unfenced": False}
+
+
+def test_an_unknown_strategy_names_the_nearest() -> None:
+    """And lists what there is."""
+    with pytest.raises(UnknownStrategy, match="did you mean 'event_fenced'") as caught:
+        scene("event_fence")
+    assert "per_stream" in str(caught.value) and isinstance(caught.value, ConfigError)
+    with pytest.raises(UnknownStrategy, match="there are: "):
+        scene("zzzzzz")
+
+
+@pytest.mark.parametrize("name", ["upstream", "unfenced"])
+def test_an_unsafe_strategy_needs_consent(name: str) -> None:
+    """For the workspace and for an owner."""
+    with pytest.raises(UnsafeStrategy, match="allow_unsafe=true"):
+        scene(name)
+    with pytest.raises(UnsafeStrategy, match=name):
+        scene("event_fenced", owners={"one": name})
+    _, ws = scene("event_fenced", owners={"one": name}, allow_unsafe=True)
+    assert ws.owner("one").strategy == name
+
+
+def test_a_package_adds_a_strategy(installed: None) -> None:
+    """Listed with its docstring's first line, chosen by name, composed with adaptors as any other."""
+    entry = registry.strategies()["cautious"]
+    assert (entry.summary, entry.safe) == ("waits for everything, always", True)
+    device, ws = scene("cautious", statistics=True)
+    write(device, ws, "one", 4096, ws.stream("one"))
+    write(device, ws, "two", 4096, ws.stream("two"))
+    assert ws.strategy == "cautious" and device.verdict() == "SAFE" and ws.snapshot().fences == 0
+    with pytest.raises(UnsafeStrategy, match="hands anything out"):
+        scene("reckless")
+
+
+def test_a_broken_package_breaks_only_its_own_strategy(installed: None) -> None:
+    """It is listed as such; the others can be chosen."""
+    assert "cannot be imported" in registry.strategies()["broken"].summary
+    scene("event_fenced")
+    scene("cautious")
+    with pytest.raises(ImportError):
+        scene("broken")
+    assert "broken" in registry.workloads()
+    assert registry.workloads()["mine"] is not None
+
+
+def test_a_package_does_not_replace_a_built_in_strategy(installed: None) -> None:
+    """The name means what it always did."""
+    assert registry.strategies()["caching"].safe and scene("caching")[1].strategy == "caching"
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"stratgy": "caching"}, "did you mean 'strategy'"),
+        ({"micro_batches": 0}, "micro_batches"),
+        ({"granularity": 1000}, "granularity"),
+        ({"headroom": 0.5}, "headroom"),
+        ({"recording": "sometimes"}, "recording"),
+        ({"capacity": -1}, "capacity"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(settings: dict[str, Any], text: str) -> None:
+    """Given as keywords, or on top of a config."""
+    with pytest.raises(ConfigError, match=text):
+        scene(**settings)
+    with pytest.raises(ConfigError, match=text):
+        workspace.create(config=WorkspaceConfig(), **settings)
+
+
+def test_keywords_win_over_a_config() -> None:
+    """And the config given is not changed."""
+    config = WorkspaceConfig(strategy="per_stream", micro_batches=2)
+    ws = workspace.create(config=config, device=Device(memory="virtual"), micro_batches=3)
+    assert (ws.strategy, ws.config.micro_batches, config.micro_batches) == ("per_stream", 3, 2)
+
+
+@pytest.mark.parametrize("device", ["cpu", torch.device("cpu")])
+def test_the_cpu_is_one_device(device: Any) -> None:
+    """Workspaces on it share their timeline, and give CPU tensors."""
+    one, two = workspace.create("event_fenced", device=device), workspace.create("per_stream", device="cpu")
+    assert one.timeline is two.timeline and one.device == torch.device("cpu")
+    with one.lease(BYTES, N=4) as lease:
+        assert lease.x.device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("device", ["tpu", "mps", "cpu:x", None, 3.5, object()])
+def test_another_device_is_refused(device: Any) -> None:
+    """With what may be passed instead."""
+    with pytest.raises(DeviceError, match="cpu"):
+        workspace.create("event_fenced", device=device)
+
+
+def test_a_driver_may_be_passed() -> None:
+    """The seam itself is a device too."""
+    device = Device(memory="virtual")
+    ws = workspace.create("event_fenced", device=device.driver())
+    assert ws.driver is device.driver() and ws.timeline is workspace.create("caching", device=device).timeline
+
+
+# -- handles -------------------------------------------------------------------------------------------------
+
+
+class Module(torch.nn.Module):
+    def __init__(self, handle: Handle) -> None:
+        super().__init__()
+        self.workspace = handle
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+@pytest.mark.parametrize("used", [False, True])
+def test_a_module_with_a_handle_is_copied(copied: Any, used: bool) -> None:
+    """The copy resolves to the process's workspace of the same config and device."""
+    module = Module(Handle(WorkspaceConfig(strategy="per_stream", headroom=1.25)))
+    if used:
+        module.workspace()
+    twin = copied(module)
+    assert twin.workspace() is module.workspace() and twin.workspace().strategy == "per_stream"
+
+
+def test_handles_of_different_configs_are_different_workspaces() -> None:
+    """One for each config and device."""
+    one, two = Handle(WorkspaceConfig(strategy="per_stream")), Handle(WorkspaceConfig(strategy="event_fenced"))
+    assert one() is not two() and one() is Handle(WorkspaceConfig(strategy="per_stream"))()
+
+
+def test_a_handle_whose_workspace_was_closed_resolves_anew() -> None:
+    """Whoever closed it, the module's next forward gets one that works."""
+    handle = Handle(WorkspaceConfig(strategy="event_fenced", headroom=1.5))
+    handle().close()
+    with handle().lease(BYTES, N=4) as lease:
+        assert lease.x.shape == (4,)
+
+
+def test_configs_are_copied_and_errors_too() -> None:
+    """Both cross process borders; an error keeps its type, text and fields."""
+    config = WorkspaceConfig(strategy="per_stream", owners={"a": "caching"})
+    assert pickle.loads(pickle.dumps(config)) == copy.deepcopy(config) == config
+    error = UnknownStrategy("strategy 'x' is not known", "there are: y", name="x")
+    twin = pickle.loads(pickle.dumps(error))
+    assert type(twin) is UnknownStrategy and str(twin) == str(error) and twin.fields == {"name": "x"}
+    assert isinstance(twin, WorkspaceError)
