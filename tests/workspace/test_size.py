@@ -1,0 +1,378 @@
+"""Sizes: reserve, phases, lanes, micro-batches, headroom, lock, capacity, trim, out of memory, owners."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import workspace
+from tests.workspace.bookkeeping import check_books, check_coalesced
+from tests.workspace.scene import BYTES, MIB, OTHER, SLAB, host, scene, write
+from workspace import Layout, spec
+from workspace.errors import CapacityError, CaptureError, LockError, OutOfMemory
+from workspace.reservation import Reservation
+from workspace.simulated import Device
+
+BLOCKS = ["event_fenced", "per_stream"]
+
+
+@pytest.mark.parametrize(
+    ("declared", "settings", "nbytes"),
+    [
+        ([{"N": 1000}], {}, 1024),
+        ([{"N": 1000}, {"N": 500}], {}, 1024),
+        ([{"N": 1000, "count": 3}], {}, 3072),
+        ([{"N": 1000, "phase": "a"}, {"N": 3000, "phase": "b"}], {}, 3072),
+        ([{"N": 1000, "phase": "a"}, {"N": 3000, "phase": "b"}, {"N": 200}], {}, 3328),
+        ([{"N": 1000}], {"micro_batches": 2}, 2048),
+        ([{"N": 1000, "lane": "decode"}], {"micro_batches": 2}, 1024),
+        ([{"N": 1000, "lane": "decode"}, {"N": 1000, "lane": "draft"}, {"N": 1000}], {"micro_batches": 2}, 4096),
+        ([{"N": 1000}], {"headroom": 1.5}, 1536),
+        ([{"N": 1000}], {"headroom": 1.1}, 1280),
+        ([{"N": 1000}], {"guard": 256}, 1536),
+        ([{"N": 0}], {}, 0),
+        ([], {}, 0),
+    ],
+)
+def test_a_reservation_adds_up(declared: list[dict[str, Any]], settings: dict[str, Any], nbytes: int) -> None:
+    """The largest phase, every lane, the leases of all micro-batches, times the headroom."""
+    _, ws = scene(**settings)
+    for one in declared:
+        ws.declare(BYTES, **one)
+    assert ws.reserve() == nbytes
+    assert ws.snapshot().reserved >= nbytes and ws.snapshot().growths == 0
+
+
+def test_two_layouts_in_one_phase_add_up() -> None:
+    """Phases compare sums, and leases of one phase live together."""
+    _, ws = scene()
+    ws.declare(BYTES, N=1000, phase="a")
+    ws.declare(OTHER, N=1000, phase="a")
+    ws.declare(BYTES, N=1500, phase="b")
+    assert ws.reserve() == 2048
+    assert bool(ws._reservation) and not bool(Reservation())
+
+
+@pytest.mark.parametrize("strategy", BLOCKS)
+def test_what_was_declared_fits_locked(strategy: str) -> None:
+    """One slab, so that the largest layout fits at any offset the pool chooses; nothing grows."""
+    _, ws = scene(strategy)
+    wide = Layout("wide", x=spec("N", dtype=torch.uint8, align=4096))
+    ws.declare(BYTES, N=SLAB, count=2)
+    ws.declare(wide, N=100_000)
+    ws.reserve()
+    ws.lock()
+    before = ws.snapshot().slabs
+    for _ in range(3):
+        with ws.lease(BYTES, N=SLAB), ws.lease(wide, N=100_000), ws.lease(BYTES, N=SLAB):
+            pass
+    assert ws.snapshot().slabs == before and len(before) == 1 and ws.snapshot().growths == 0
+
+
+@pytest.mark.parametrize("strategy", BLOCKS)
+def test_a_second_reservation_adds_what_is_missing(strategy: str) -> None:
+    """Twice is no error; a larger declaration gives one larger slab."""
+    _, ws = scene(strategy)
+    ws.declare(BYTES, N=MIB)
+    ws.reserve()
+    ws.reserve()
+    assert len(ws.snapshot().slabs) == 1
+    ws.declare(BYTES, N=5 * MIB)
+    ws.reserve()
+    ws.lock()
+    with ws.lease(BYTES, N=5 * MIB):
+        pass
+    check_books(ws)
+
+
+def test_reserve_is_refused_inside_a_capture() -> None:
+    """It allocates."""
+    _, ws = scene(reserve=MIB)
+    with ws.on(ws.stream("main")), ws.capture(), pytest.raises(CaptureError, match="before the capture"):
+        ws.reserve()
+
+
+# -- lock --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", BLOCKS)
+def test_growth_under_lock_is_refused_with_everything_there_is_to_know(strategy: str) -> None:
+    """Owner, bytes asked and there, site, slot, stream and setting; state is as before (vllm#41565)."""
+    _, ws = scene(strategy, reserve=3 * MIB, micro_batches=2)
+    ws.lock()
+    assert ws.locked
+    reserved = ws.snapshot().reserved
+    with ws.slot(lane="decode", micro_batch=1), ws.on(ws.stream("main")), pytest.raises(CapacityError) as caught:
+        ws.acquire(OTHER, N=12 * MIB)
+    text, fields = str(caught.value), caught.value.fields
+    for part in ("other", str(12 * MIB), str(reserved), "decode", "micro-batch 1", "main", "headroom", __file__):
+        assert part in text
+    assert fields["owner"] == "other" and fields["asked"] == 12 * MIB and fields["capacity"] == reserved
+    assert (fields["lane"], fields["micro_batch"], fields["stream"]) == ("decode", 1, "main")
+    assert fields["setting"] == "headroom" and str(fields["site"]).startswith(__file__)
+    assert isinstance(caught.value, MemoryError) and not isinstance(caught.value, AssertionError)
+    assert ws.snapshot().allocated == 0 and ws.snapshot().reserved == reserved
+    with ws.lease(BYTES, N=2 * MIB):
+        pass
+
+
+def test_lock_and_unlock() -> None:
+    """Twice is no error; unlocked, the pool grows again."""
+    _, ws = scene(reserve=MIB)
+    ws.lock()
+    ws.lock()
+    ws.unlock()
+    ws.unlock()
+    assert not ws.locked
+    with ws.lease(BYTES, N=8 * MIB):
+        pass
+
+
+@pytest.mark.parametrize("strategy", BLOCKS)
+def test_a_locked_pool_fences_rather_than_refuses(strategy: str) -> None:
+    """Bytes that another stream used last are waited for."""
+    device, ws = scene(strategy, reserve=SLAB)
+    ws.lock()
+    write(device, ws, "one", SLAB, ws.stream("one"))
+    write(device, ws, "two", SLAB, ws.stream("two"))
+    assert ws.snapshot().fences == 1 and device.verdict() == "SAFE"
+
+
+def test_micro_batch_slots_grow_together() -> None:
+    """Slot 0 was warmed with 64 MiB; locked, slot 1 gets as much (vllm#41858)."""
+    device, ws = scene(micro_batches=2)
+    with ws.slot(micro_batch=0), ws.lease(BYTES, N=64 * MIB):
+        pass
+    ws.lock()
+    with ws.slot(micro_batch=0):
+        zero = ws.acquire(BYTES, N=64 * MIB)
+    with ws.slot(micro_batch=1), ws.on(ws.stream("one")):
+        one = ws.acquire(BYTES, N=64 * MIB)
+    device.launch("both", writes=[zero.x])
+    device.launch("both", writes=[one.x], stream=ws.stream("one").key)
+    assert device.verdict() == "SAFE"
+
+
+def test_a_locked_workspace_keeps_its_reservation() -> None:
+    """Trimmed, by hand or after running out of memory, it still serves what was declared."""
+    _, ws = scene(reserve=SLAB)
+    ws.lock()
+    assert ws.trim() == 0
+    with ws.lease(BYTES, N=SLAB):
+        pass
+
+
+# -- capacity ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", BLOCKS)
+def test_a_capacity_bounds_all_slabs(strategy: str) -> None:
+    """Idle slabs make room; what is in use is named in the refusal."""
+    _, ws = scene(strategy, capacity=8 * MIB)
+    for size in (2, 3, 5, 8):
+        with ws.lease(BYTES, N=size * MIB):
+            pass
+        assert ws.snapshot().reserved <= 8 * MIB
+    with ws.lease(BYTES, N=8 * MIB), pytest.raises(CapacityError, match="capacity=8388608") as caught:
+        ws.acquire(OTHER, N=MIB)
+    assert caught.value.fields["setting"] == "capacity" and caught.value.fields["asked"] == MIB
+    assert ws.snapshot().allocated == 0
+    with pytest.raises(CapacityError):
+        ws.acquire(OTHER, N=9 * MIB)
+    check_coalesced(ws)
+
+
+def test_sizes_that_creep_up_waste_little() -> None:
+    """64, 64.5, ... 128 MiB, each once: idle, the pool holds at most 1.25 times the largest (vllm#55569)."""
+    _, ws = scene()
+    for half in range(128, 257):
+        with ws.lease(BYTES, N=half * MIB // 2):
+            pass
+    assert ws.snapshot().reserved <= 1.25 * 128 * MIB
+    assert ws.snapshot().peak_reserved <= 1.25 * 128 * MIB
+
+
+@pytest.mark.parametrize("in_flight", [0, 2])
+def test_a_host_far_ahead_holds_few_blocks(in_flight: int) -> None:
+    """200 steps ahead of a reader, at most the blocks the setting leaves in flight, and one (pytorch#147168)."""
+    device, ws = scene(in_flight=in_flight)
+    aux = ws.stream("aux")
+    for _ in range(200):
+        with ws.lease(BYTES, N=32 * MIB) as lease:
+            device.launch("write", writes=[lease.x])
+            event = ws.event()
+            event.record()
+            event.wait(aux)
+            lease.use(aux)
+            device.launch("read", reads=[lease.x], stream=aux.key)
+    assert device.verdict() == "SAFE"
+    assert ws.snapshot().peak_reserved <= (in_flight + 1) * 32 * MIB
+
+
+# -- out of memory, trim, retire -----------------------------------------------------------------------------
+
+
+def test_running_out_of_device_memory_is_typed_and_survived() -> None:
+    """Idle slabs are given up first; then the error, and the pool serves what it can."""
+    _, ws = scene(memory=16 * MIB)
+    with ws.lease(BYTES, N=10 * MIB):
+        pass
+    with ws.lease(BYTES, N=12 * MIB):
+        with pytest.raises(OutOfMemory):
+            ws.acquire(BYTES, N=6 * MIB)
+        assert ws.snapshot().allocated == 12 * MIB
+    with ws.lease(BYTES, N=14 * MIB):
+        pass
+    check_books(ws)
+
+
+@pytest.mark.parametrize("error", [OutOfMemory("device"), torch.OutOfMemoryError("torch"), CapacityError("here")])
+def test_one_retry_after_out_of_memory(error: Exception) -> None:
+    """Idle slabs are trimmed, the function is called once more; other errors pass."""
+    device, ws = scene()
+    with ws.lease(BYTES, N=SLAB):
+        pass
+    calls: list[int] = []
+
+    def first_fails() -> str:
+        calls.append(ws.snapshot().reserved)
+        if len(calls) == 1:
+            raise error
+        return "done"
+
+    assert ws.retry_on_oom(first_fails) == "done" and calls == [SLAB, 0]
+    assert device.memory.used == 0
+    with pytest.raises(type(error)):
+        ws.retry_on_oom(lambda: (_ for _ in ()).throw(error))
+    with pytest.raises(KeyError):
+        ws.retry_on_oom(lambda: {"found": 1}["missing"])
+
+
+@pytest.mark.parametrize("strategy", BLOCKS)
+def test_trim_gives_idle_slabs_back(strategy: str) -> None:
+    """Also when streams have divided one between them; never during a capture, nor what is on loan."""
+    device, ws = scene(strategy)
+    one, two = ws.stream("one"), ws.stream("two")
+    write(device, ws, "one", 4096, one)
+    ws.synchronize()
+    write(device, ws, "two", 8192, two)
+    assert ws.trim() == SLAB
+    write(device, ws, "one", SLAB, one)
+    with ws.lease(BYTES, N=4 * SLAB, stream=two):
+        ws.trim()
+        assert ws.snapshot().slabs == (4 * SLAB,)
+    with ws.on(one), ws.capture():
+        assert ws.trim() == 0
+    assert ws.trim() == 4 * SLAB and ws.snapshot().reserved == 0 and device.memory.used == 0
+    assert device.verdict() == "SAFE"
+
+
+def test_trimmed_bytes_wait_for_their_uses() -> None:
+    """The framework's allocator may give them to anybody at once: the host has seen them idle."""
+    device, ws = scene()
+    one = ws.stream("one")
+    write(device, ws, "late", SLAB, one)
+    ws.trim()
+    buffer = device.empty((SLAB,), torch.uint8, 0)
+    device.launch("theirs", writes=[buffer])
+    assert device.verdict() == "SAFE"
+
+
+@pytest.mark.parametrize("how", ["trim", "growth", "close"])
+def test_a_slab_that_somebody_views_is_retired(how: str) -> None:
+    """Reported by owner and counted as reserved, until the view dies (vllm#56902)."""
+    _, ws = host()
+    with ws.lease(BYTES, N=SLAB) as lease:
+        view = lease.x[5:]
+    del lease
+    if how == "trim":
+        ws.trim()
+    elif how == "growth":
+        with ws.lease(BYTES, N=2 * SLAB):
+            pass
+        ws.trim()
+    else:
+        ws.close()
+    snapshot = ws.snapshot()
+    assert snapshot.retired == SLAB and snapshot.pinned == ("bytes",) and snapshot.slabs == ()
+    assert snapshot.reserved == SLAB
+    view.fill_(1)
+    del view
+    assert ws.snapshot().retired == 0 and ws.snapshot().reserved == 0
+
+
+# -- owners and several workspaces -------------------------------------------------------------------------------
+
+
+def test_an_owner_has_the_strategy_the_setting_names() -> None:
+    """Others share the common one; the same name is the same workspace."""
+    _, ws = scene(owners={"indexer": "per_stream", "mlp": "caching"})
+    assert ws.owner("indexer").strategy == "per_stream" and ws.owner("mlp").strategy == "caching"
+    assert ws.owner("other").provider is ws.provider and ws.owner("indexer") is ws.owner("indexer")
+    with ws.owner("other").lease(BYTES, N=100) as one, ws.owner("indexer").lease(BYTES, N=100) as two:
+        assert (one.owner, two.owner) == ("other/bytes", "indexer/bytes")
+        assert "other/bytes" in ws.snapshot().owners
+
+
+def test_lock_trim_and_close_reach_every_owner() -> None:
+    """The root's lock is theirs, and so is its end."""
+    device, ws = scene(owners={"indexer": "per_stream"})
+    own = ws.owner("indexer")
+    with own.lease(BYTES, N=100):
+        pass
+    ws.lock()
+    with pytest.raises(CapacityError):
+        own.acquire(BYTES, N=8 * MIB)
+    ws.unlock()
+    with own.lease(BYTES, N=8 * MIB):
+        pass
+    assert ws.trim() >= 8 * MIB
+    held = own.acquire(BYTES, N=100)
+    with pytest.raises(LockError, match="on lease"):
+        ws.close()
+    held.release()
+    ws.close()
+    device.empty_cache()
+    assert device.memory.used == 0
+
+
+def test_close_is_refused_while_bytes_are_on_loan() -> None:
+    """Leases and single tensors; the error counts them, and the workspace goes on."""
+    _, ws = scene()
+    held = ws.acquire(BYTES, N=1000)
+    with pytest.raises(LockError, match="1024 bytes"):
+        ws.close()
+    held.release()
+    single = ws.empty((1000,), torch.uint8)
+    with pytest.raises(LockError, match="1024 bytes"):
+        ws.close()
+    del single
+    with ws as entered:
+        assert entered is ws
+    with pytest.raises(workspace.WorkspaceError, match="closed"):
+        ws.acquire(BYTES, N=1)
+
+
+def test_workspaces_of_a_device_share_streams_and_clocks() -> None:
+    """Target and draft: order made through one is known to the other; their bytes are their own."""
+    device = Device(memory="virtual")
+    target, draft = (workspace.create("event_fenced", device=device) for _ in range(2))
+    assert target.timeline is draft.timeline and target.stream("aux") is draft.stream("aux")
+    aux = target.stream("aux")
+    write(device, draft, "draft", SLAB, 0)
+    with target.fork(aux):
+        pass
+    write(device, draft, "draft on aux", SLAB, aux)
+    assert draft.snapshot().fences == 0 and device.verdict() == "SAFE"
+    with target.lease(BYTES, N=SLAB) as one, draft.lease(BYTES, N=SLAB) as two:
+        assert one.x.data_ptr() != two.x.data_ptr()
+
+
+def test_a_stream_has_one_name_and_one_kind() -> None:
+    """Asking again gives the same one; with another ``communication`` it is refused."""
+    _, ws = scene()
+    assert ws.stream("nccl", communication=True) is ws.stream("nccl", communication=True)
+    with pytest.raises(workspace.errors.StreamError, match="one value for each name"):
+        ws.stream("nccl")
