@@ -8,7 +8,6 @@ from workspace.handle import Handle
 from workspace.layout import Exclusive, Layout, TensorSpec, spec
 from workspace.lease import Lease
 from workspace.provider import WorkspaceProvider
-from workspace.registry import strategies, workloads
 from workspace.slot import Slot
 from workspace.workspace import Workspace
 
@@ -28,6 +27,4 @@ __all__ = [
     "errors",
     "load_config",
     "spec",
-    "strategies",
-    "workloads",
 ]

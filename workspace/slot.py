@@ -65,8 +65,8 @@ class Slot:
 
     def tensor(self) -> Any:
         """The tensor, allocated now on the current stream if the slot is empty. Contents are unspecified."""
+        lease = self._alive()
         if self._tensor is None:
-            lease = self._alive()
             self._tensor = lease.fresh(self._position)
         return self._tensor
 

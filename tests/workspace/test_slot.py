@@ -108,7 +108,6 @@ def test_a_slot_ends_with_its_lease() -> None:
             use()
 
 
-@pytest.mark.xfail(strict=True, reason="a slot keeps its tensor beyond the release")
 def test_a_filled_slot_ends_with_its_lease_too() -> None:
     """Its bytes are the allocator's again."""
     _, ws = host("caching")
