@@ -2,6 +2,7 @@
 
 from workspace.testing.bench import Bench
 from workspace.testing.failure import ContractBroken
+from workspace.testing.leasecheck import LeaseCheckError, leasecheck
 from workspace.testing.scenario import Scenario, all_scenarios
 from workspace.testing.seams import SEAMS, removed
 from workspace.testing.suite import Cell, Report, cells, run_contract
@@ -12,9 +13,11 @@ __all__ = [
     "Bench",
     "Cell",
     "ContractBroken",
+    "LeaseCheckError",
     "Report",
     "Scenario",
     "cells",
+    "leasecheck",
     "removed",
     "run_contract",
     "all_scenarios",

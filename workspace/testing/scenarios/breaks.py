@@ -221,3 +221,20 @@ def graph_inside_its_own_replay(bench: Bench) -> None:
     breakable.graph.replay()
     bench.expect(copy, 2)
     bench.check()
+    released: list[Graph] = []
+
+    def release() -> None:
+        for graph in released:
+            graph.release()
+
+    with ws.capture() as capture, ws.lease(BLOCK, N=nbytes) as lease:
+        bench.fill(lease.data, 4)
+        capture.eager_break(release)
+        late = bench.copy(lease.data)
+    released.append(capture.graph)
+    with refused(GraphError):
+        capture.graph.replay()
+    released[:] = [breakable.graph]
+    capture.graph.replay()
+    bench.expect(late, 4)
+    bench.check()
