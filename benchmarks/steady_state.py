@@ -46,8 +46,9 @@ def _open(strategy: str) -> Any:
 
 def _leases(ws: Any, calls: int = CALLS) -> Callable[[], None]:
     def body() -> None:
+        layout, tokens = INDEXER_Q, TOKENS
         for _ in range(calls):
-            with ws.lease(INDEXER_Q, T=TOKENS) as scratch:
+            with ws.lease(layout, T=tokens) as scratch:
                 scratch.values, scratch.scales, scratch.weights  # noqa: B018  (an op's arguments)
 
     return body
