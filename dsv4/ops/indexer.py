@@ -87,15 +87,20 @@ def _indexer_top_k(logits: torch.Tensor, counts: torch.Tensor, indices: torch.Te
     indices
         int32 [T, K] in ascending order, filled with -1 behind the chosen ones.
     """
-    width, chosen = logits.shape[1], indices.shape[1]
+    most = min(logits.shape[1], indices.shape[1])
     indices.fill_(-1)
-    if not width:
+    if not most:
         return
-    behind = torch.arange(width, device=logits.device) >= counts[:, None]
-    order = logits.masked_fill(behind, float("-inf")).sort(dim=1, descending=True, stable=True).indices[:, :chosen]
-    # A candidate may score -inf itself, and then stands among those behind the count.
-    order = order.masked_fill(order >= counts[:, None], width).sort(1).values
-    indices[:, : order.shape[1]] = order.masked_fill(order == width, -1).int()
+    candidates = torch.arange(logits.shape[1], device=logits.device) < counts[:, None]
+    shown = logits.masked_fill(~candidates, float("-inf"))
+    least = shown.topk(most, 1).values[:, -1:]
+    above = shown > least
+    # Of those that tie with the last one chosen, the first few; a candidate may score -inf itself.
+    tied = (shown == least) & candidates
+    left = most - above.sum(1, keepdim=True)
+    chosen = above | (tied & (tied.cumsum(1) <= left))
+    row, index = chosen.nonzero(as_tuple=True)
+    indices[row, chosen.cumsum(1)[row, index] - 1] = index.int()
 
 
 def _global_top_k(

@@ -11,7 +11,7 @@ from dsv4.model.decoder import Decoder
 from dsv4.model.precision import Precision
 from dsv4.model.presets import MIXED, of_ratio
 from dsv4.scheduler import Rows
-from tests.dsv4.model.made import EXACT, context, decoder, full_prefill, prompt, step
+from tests.dsv4.model.made import ENGINE, EXACT, context, decoder, full_prefill, prompt, step
 
 SERVED = attrs.evolve(MIXED, head_dim=512)
 """With states of the served width, 448 + 64."""
@@ -77,13 +77,33 @@ def test_random_chunks_give_the_logits_of_one_prefill(seed: int) -> None:
     assert (chunked(model, tokens, sizes) - full_prefill(model, tokens)).abs().max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("ratio", (0, 4, 128))
+SPANS = {0: [(120, 150)], 4: [(120, 150)], 128: [(120, 135), (250, 262)]}
+"""First and last position that is fed alone, by ratio: across the window's end and where groups of 128 end."""
+
+
+@pytest.mark.parametrize("ratio", SPANS)
 def test_token_by_token_decode_gives_the_logits_of_one_prefill(ratio: int) -> None:
-    """From before the first compressed key of 128 tokens until behind the second."""
+    """Behind a prefill, across every kind of boundary."""
     model = decoder(of_ratio(ratio))
     tokens = prompt(model.shard.config, 262)
     wanted = full_prefill(model, tokens)
-    assert (decoded(model, tokens, 120) - wanted[120:]).abs().max() <= TOLERANCE
+    for first, last in SPANS[ratio]:
+        assert (decoded(model, tokens[:last], first) - wanted[first:last]).abs().max() <= TOLERANCE
+
+
+@pytest.mark.slow
+def test_a_whole_prompt_token_by_token_gives_the_logits_of_one_prefill() -> None:
+    """Nothing but decode rows from the second token on."""
+    model, tokens = decoder(MIXED), prompt(MIXED, 400)
+    assert (decoded(model, tokens, 1) - full_prefill(model, tokens)[1:]).abs().max() <= TOLERANCE
+
+
+@pytest.mark.slow
+def test_steps_above_the_fork_threshold_give_the_logits_of_chunks_below_it() -> None:
+    """1100 tokens at once: stage A then stays on the main stream."""
+    engine = attrs.evolve(ENGINE, max_num_batched_tokens=2048, max_model_len=2048)
+    model, tokens = decoder(MIXED, engine=engine), prompt(MIXED, 1100)
+    assert (chunked(model, tokens, [400, 300]) - full_prefill(model, tokens)).abs().max() <= TOLERANCE
 
 
 def test_decode_of_a_mixed_model_past_several_windows() -> None:
