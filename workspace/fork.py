@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from workspace.errors import ForkError, WorkspaceError
+from workspace.errors import CaptureError, ForkError, WorkspaceError
 from workspace.holding import Holding
 from workspace.streams import Stream
 
@@ -49,6 +49,8 @@ class Fork:
             if parent.capture is not None:
                 branches = self._branches = timeline.into_capture(branches, parent.capture)
                 parent.capture.keep_held()
+            elif timeline.captures:
+                self._refuse_capturing(parent)
             event = timeline.record(parent)
             for stream in branches:
                 timeline.wait(event, stream)
@@ -57,6 +59,15 @@ class Fork:
         self._flagged = [lease for lease in self._leases if lease.forked()]
         held.append(self)
         return self
+
+    def _refuse_capturing(self, parent: Stream) -> None:
+        """Waiting for an eager parent would break the capture a branch is part of."""
+        for stream in self._branches:
+            if self._timeline.driver.capture_of(stream.key):
+                raise CaptureError(
+                    f"{parent!r}, which does not capture, is forked to {stream!r}, which does",
+                    "fork inside the capture, or to streams that are not part of it",
+                )
 
     def branches_of(self, lease: Holding) -> tuple[Stream, ...]:
         """Branches that are streams of the lease's side of a capture and not its own."""
