@@ -159,7 +159,12 @@ class Bench(ABC):
 
     def address(self, tensor: Any) -> int:
         """First byte of a tensor (or of a slot's)."""
-        return self.ws.driver.address_of(tensor.tensor() if hasattr(tensor, "tensor") else tensor)
+        return self.ws.driver.address_of(self.tensor(tensor))
+
+    @staticmethod
+    def tensor(tensor: Any) -> Any:
+        """The tensor itself, also of a slot, which ends with its lease."""
+        return tensor.tensor() if hasattr(tensor, "tensor") else tensor
 
     def graph(self, ws: Workspace, value: int, nbytes: int, lane: str | None = None) -> tuple[Graph, Copy]:
         """Capture on the current stream: lease, fill with `value`, copy out late. The copy must hold `value`."""

@@ -175,7 +175,7 @@ class SimulatedBench(Bench):
         self.device.wait(event, self._key(after))
 
     def record_stream(self, tensor: Any, stream: Stream) -> None:
-        self.device.record_stream(tensor.tensor() if hasattr(tensor, "tensor") else tensor, stream.key)
+        self.device.record_stream(self.tensor(tensor), stream.key)
 
     def collective(self, tensor: Any, value: int) -> Work:
         device, stream = self.device, self.device.new_stream("collective")

@@ -47,7 +47,7 @@ def break_that_forks(bench: Bench) -> None:
     bench.reserve(ws, nbytes)
     reads: list[Copy] = []
     with ws.capture() as capture, ws.lease(BLOCK, N=nbytes) as lease:
-        data = lease.data
+        data = bench.tensor(lease.data)
         bench.fill(data, 81)
 
         def eager() -> None:

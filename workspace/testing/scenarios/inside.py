@@ -109,6 +109,7 @@ def synchronised_while_a_stream_captures(bench: Bench) -> None:
 def queries_of_a_captured_event(bench: Bench) -> None:
     """What would break the capture on a device is refused before the device hears of it."""
     ws, nbytes = bench.ws, bench.mib(1)
+    (s1,) = bench.streams(1)
     outside = ws.event()
     outside.record()
     bench.reserve(ws, nbytes)
@@ -119,6 +120,8 @@ def queries_of_a_captured_event(bench: Bench) -> None:
         for call in (inside.query, inside.synchronize, outside.wait, lambda: ws.synchronize(bench.main), ws.reserve):
             with refused(CaptureError):
                 call()
+        with ws.on(s1), refused(CaptureError), ws.fork(bench.main):
+            pass
         with refused(CaptureError):
             ws.persistent("counters", (16,), lease.data.dtype)
         with refused(CaptureError):

@@ -32,7 +32,7 @@ def footprint_shared_by_force(bench: Bench) -> None:
     (s1,) = bench.streams(1)
     bench.reserve(ws, nbytes, lane="decode")
     with ws.capture(lane="decode") as capture, ws.lease(BLOCK, N=nbytes) as lease:
-        data = lease.data.tensor() if hasattr(lease.data, "tensor") else lease.data
+        data = bench.tensor(lease.data)
         bench.fill(data, 11)
     capture.graph.replay()
     bench.fill(data, 20, s1)

@@ -50,7 +50,7 @@ def undeclared_use_reads_poison(bench: Bench) -> None:
     lease = ws.acquire(BLOCK, N=nbytes)
     bench.fill(lease.data, 17)
     bench.order(bench.main, s1)
-    late = lease.data
+    late = bench.tensor(lease.data)
     lease.release()
     bench.order(bench.main, s1)
     copy = bench.copy(late, s1)
