@@ -37,7 +37,7 @@ class ScratchMachine(ScratchProgram):
                         self.device.launch("write", writes=[lease.x])
                         self.device.launch("read", reads=[lease.x])
                 except CapacityError:
-                    assert self.locked
+                    assert self.may_refuse
 
     @rule(choice=choices, stream=streams, again=st.booleans())
     def give_back(self, choice: int, stream: int, again: bool) -> None:
@@ -53,7 +53,7 @@ class ScratchMachine(ScratchProgram):
             try:
                 tensor = self.ws.empty((nbytes,), torch.uint8)
             except CapacityError:
-                assert self.locked
+                assert self.may_refuse
                 return
             self.device.launch("write", writes=[tensor])
         self.singles.append((tensor, nbytes))
@@ -210,7 +210,7 @@ class ScratchMachine(ScratchProgram):
                         raise KeyError
             except (CaptureError, KeyError):
                 return
-        self.graphs.append(capture.graph)
+        self.graphs.append((capture.graph, {self.streams.index(live.lease.stream) for live in kept}))
 
     def captured_fork(self, aux: int, lease: Lease, nbytes: int) -> None:
         with self.ws.fork(self.streams[aux]) as branch:
@@ -227,22 +227,22 @@ class ScratchMachine(ScratchProgram):
             with self.ws.lease(OTHER, N=4096) as lease:
                 self.device.launch("eager", writes=[lease.y])
         except CapacityError:
-            assert self.locked
+            assert self.may_refuse
 
     @precondition(lambda self: self.graphs)
     @rule(replays=st.lists(st.tuples(choices, streams), min_size=1, max_size=3))
     def replay(self, replays: list[tuple[int, int]]) -> None:
         """Replays read leases of before the capture: the launch stream comes after their writes."""
         for choice, stream in replays:
-            for live in self.live:
-                if stream not in live.readers:
-                    self.edge(self.streams.index(live.lease.stream), stream, 0)
-            self.graphs[choice % len(self.graphs)].replay(self.streams[stream])
+            graph, writers = self.graphs[choice % len(self.graphs)]
+            for writer in sorted(writers - {stream}):
+                self.edge(writer, stream, 0)
+            graph.replay(self.streams[stream])
 
     @precondition(lambda self: self.graphs)
     @rule(choice=choices, drop=st.booleans())
     def release_graph(self, choice: int, drop: bool) -> None:
-        graph = self.graphs.pop(choice % len(self.graphs))
+        graph, _ = self.graphs.pop(choice % len(self.graphs))
         if drop:
             del graph
             gc.collect()

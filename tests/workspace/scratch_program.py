@@ -54,8 +54,13 @@ class ScratchProgram(RuleBasedStateMachine):
         self.live: list[Live] = []
         self.singles: list[tuple[Any, int]] = []
         self.events = [self.ws.event() for _ in range(2)]
-        self.graphs: list[Graph] = []
+        self.graphs: list[tuple[Graph, set[int]]] = []
         self.locked = False
+
+    @property
+    def may_refuse(self) -> bool:
+        """Whether a request that finds no bytes is refused rather than served by growth."""
+        return self.locked or "capacity" in self.config or self.config.get("policy") == "fence"
 
     # -- what the rules share --------------------------------------------------------------------------------
     def pick(self, choice: int) -> Live | None:
@@ -67,7 +72,7 @@ class ScratchProgram(RuleBasedStateMachine):
         try:
             lease = self.ws.acquire(layout, N=nbytes)
         except CapacityError:
-            assert self.locked
+            assert self.may_refuse
             return None
         tensor = lease.y if other else lease.x
         self.device.launch("write", writes=[tensor])
@@ -116,7 +121,7 @@ class ScratchProgram(RuleBasedStateMachine):
         on_loan = sum(live.lease.request.nbytes for live in self.live)
         on_loan += sum(-(-nbytes // 256) * 256 for _, nbytes in self.singles)
         assert snapshot.allocated >= on_loan
-        if not any(graph.pins and graph.pins.kept for graph in self.graphs):
+        if not any(graph.pins and graph.pins.kept for graph, _ in self.graphs):
             assert snapshot.allocated == on_loan
             assert sum(owner.allocated for owner in snapshot.owners.values()) == on_loan
 
@@ -125,7 +130,7 @@ class ScratchProgram(RuleBasedStateMachine):
             self.release(self.live[-1])
         self.singles.clear()
         while self.graphs:
-            self.graphs.pop().release()
+            self.graphs.pop()[0].release()
         check_coalesced(self.ws)
         self.ws.synchronize()
         self.safe()

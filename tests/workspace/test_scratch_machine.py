@@ -10,6 +10,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from tests.workspace.scene import MIB
 from tests.workspace.scratch_machine import ScratchMachine
 from tests.workspace.scratch_program import STATEFUL
 from workspace import Lease
@@ -26,7 +27,9 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("per_stream", {}),
     ("event_fenced", {"steady": True}),
     ("per_stream", {"steady": True}),
-    ("event_fenced", {"config": {"recording": "exact"}}),
+    ("event_fenced", {"config": {"recording": "exact", "strict_streams": True}}),
+    ("event_fenced", {"config": {"policy": "fence", "statistics": True}}),
+    ("per_stream", {"steady": True, "config": {"policy": "grow,fence", "capacity": 16 * MIB}}),
     ("per_stream", {"config": {"in_flight": 2, "poison": True}}),
 ]
 

@@ -39,7 +39,8 @@ class Pooled:
         self.pool = Pool(timeline, self.source, self.home)
         self.locked = False
         self._may_fence = "fence" in config.policy
-        self._may_grow = "grow" in config.policy
+        # A capture that takes more of what is reserved does not grow the pool.
+        self._may_grow = self.source.fixed or "grow" in config.policy
         self._lanes: dict[str, Lane] = {}
         self.growths = 0
         self.elided = 0
