@@ -397,6 +397,37 @@ def test_strict_streams_count_every_stream_seen(strict: bool) -> None:
     assert device.verdict() == ("SAFE" if strict else "UNSAFE")
 
 
+@pytest.mark.xfail(strict=True, reason="a single tensor's last uses are those of its stream and of declarations")
+def test_strict_streams_count_for_single_tensors() -> None:
+    """They are scratch as any other."""
+    device, ws = scene(strict_streams=True)
+    tensor = ws.empty((SLAB,), torch.uint8)
+    device.launch("undeclared", writes=[tensor], stream=ws.stream("aux").key)
+    del tensor
+    gc.collect()
+    write(device, ws, "next", SLAB, 0)
+    assert device.verdict() == "SAFE"
+
+
+@pytest.mark.xfail(strict=True, reason="the streams seen are those outside, which a captured lease ignores")
+def test_strict_streams_count_inside_a_capture() -> None:
+    """Every stream of the capture is a user of its leases."""
+    device, ws = scene(strict_streams=True, reserve=MIB)
+    main, aux = ws.stream("main"), ws.stream("aux")
+    with ws.on(main), ws.capture() as capture, ws.fork(aux) as branch:
+        with ws.lease(BYTES, N=4096) as lease:
+            device.launch("write", writes=[lease.x])
+            ready = ws.event()
+            ready.record()
+            ready.wait(aux)
+            with branch(aux):
+                device.launch("undeclared", reads=[lease.x])
+        with ws.lease(BYTES, N=4096) as lease:
+            device.launch("next", writes=[lease.x])
+    capture.graph.replay(main)
+    assert device.verdict() == "SAFE"
+
+
 # -- modes, copies -----------------------------------------------------------------------------------------------
 
 

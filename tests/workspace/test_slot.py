@@ -191,7 +191,7 @@ def test_in_a_capture_a_tensor_is_kept_until_the_join(monkeypatch: pytest.Monkey
                 device.launch("next", writes=[lease.x])
 
     with ws.on(main), ws.capture() as capture:
-        for _ in range(10):
+        for _ in range(5):
             one_layer()
     capture.graph.replay(main)
     assert device.verdict() == ("SAFE" if waits else "UNSAFE")
