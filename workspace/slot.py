@@ -65,9 +65,10 @@ class Slot:
 
     def tensor(self) -> Any:
         """The tensor, allocated now on the current stream if the slot is empty. Contents are unspecified."""
-        lease = self._alive()
         if self._tensor is None:
-            self._tensor = lease.fresh(self._position)
+            self._tensor = self._alive().fresh(self._position)
+        elif self._lease is None or self._lease.stream.capture is None:
+            self._alive()  # a captured lease's tensors are the graph's: eager breaks use them at each replay
         return self._tensor
 
     def _alive(self) -> Lease:

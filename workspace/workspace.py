@@ -387,7 +387,8 @@ class Workspace:
         """The calling thread's slot for a ``with`` block, resolved at each acquire and capture.
 
         A micro-batch is to leases what a thread is: those taken in one belong to it, and a fork in it declares its
-        branches for these only, also when one host thread interleaves several micro-batches.
+        branches for these only, also when one host thread interleaves several micro-batches. Change the slot outside
+        forks: a lease of another slot acquired inside a branch is not covered by the join.
         """
         if micro_batch is not None and not 0 <= micro_batch < self.config.micro_batches:
             raise LockError(
