@@ -12,7 +12,7 @@ from dsv4.cache.groups import C4_STATE, C128_STATE, COMPRESSED, COMPRESSED_BLOCK
 from dsv4.cache.pages import Format, Pages, States, pages_of
 from dsv4.cache.sequence import Sequence
 from dsv4.config import LayerKind, ModelConfig
-from dsv4.errors import RequestError
+from dsv4.errors import RequestError, listed
 
 RATIO = {LayerKind.C4: 4, LayerKind.C128: 128}
 
@@ -77,6 +77,7 @@ class Caches:
     def __init__(
         self, config: ModelConfig, storage: Storage, blocks: Mapping[str, int], *, draft: bool = False
     ) -> None:
+        check(config, storage)
         self.config = config
         self.storage = storage
         self.kinds = (LayerKind.SWA,) if draft else config.layer_kinds
@@ -125,6 +126,22 @@ class Caches:
     def _keys(self, block_size: int) -> Pages:
         config = self.config
         return pages_of(self.storage.keys, config.head_dim, config.qk_rope_head_dim, block_size, self.storage.plain)
+
+
+def check(config: ModelConfig, storage: Storage) -> None:
+    """Raise `ModelConfigError` where a format cannot hold the model's states."""
+    problems = []
+    plain = config.head_dim - config.qk_rope_head_dim
+    if storage.keys not in (Format.PLAIN, Format.FP8_DS_MLA):
+        problems.append(f"keys are kept as {storage.keys.name}; a key cache is PLAIN or FP8_DS_MLA")
+    if storage.indexer is Format.FP8_DS_MLA:
+        problems.append("indexer keys are kept as FP8_DS_MLA; their cache is PLAIN, INDEXER_FP8 or INDEXER_FP4")
+    if storage.keys is Format.FP8_DS_MLA and plain % 64:
+        problems.append(f"head_dim - qk_rope_head_dim is {plain}; FP8_DS_MLA scales blocks of 64")
+    if storage.indexer is Format.INDEXER_FP4 and config.index_head_dim % 32:
+        problems.append(f"index_head_dim={config.index_head_dim}; INDEXER_FP4 scales blocks of 32")
+    if problems:
+        raise listed("the caches' format", problems)
 
 
 def pages_of_layer(caches: Caches, kind: LayerKind) -> dict[str, tuple[str, Pages | States]]:

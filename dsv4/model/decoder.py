@@ -118,9 +118,14 @@ class Decoder:
         return self._forward(self.body, rows, contexts, padded, shift=0)
 
     def layers(self, walk: Forward) -> Iterator[None]:
-        """Enqueue a prepared pass, yielding after each layer."""
-        with torch.no_grad():
-            yield from walk.walk()
+        """Enqueue a prepared pass, yielding after each layer, where another micro-batch may take its turn."""
+        layers = walk.walk()
+        while True:
+            # Not around the yields: passes that take turns would restore each other's grad mode.
+            with torch.no_grad():
+                if next(layers, layers) is layers:
+                    return
+            yield
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, V] of rows [N, H] of `Outcome.hidden`, on the current stream."""
@@ -157,7 +162,6 @@ class Draft:
         tables = {LayerKind.SWA: table(config, LayerKind.SWA, target.engine.max_model_len, precision.wide)}
         self.caches = caches
         self.body = Body((weights.layer,), caches, self._enter, weights.head, tables, None)
-        self._residual: torch.Tensor | None = None
 
     def forward(self, rows: Sequence[Rows], contexts: Mapping[int, Context], residual: torch.Tensor) -> Outcome:
         """Draft from the target's streams: row p takes the residual of position p and the token of p + 1.
@@ -170,7 +174,7 @@ class Draft:
         for one in rows:
             contexts[one.request].blocks_of(self.caches).extend(one.start, one.end)
         walk = self.target._forward(self.body, rows, contexts, 0, shift=1)
-        self._residual = residual
+        walk.given = residual
         for _ in self.target.layers(walk):
             pass
         return outcome(walk, rows)
@@ -183,8 +187,7 @@ class Draft:
             s.embedded.masked_fill_(f.meta.positions[:, None] == 0, 0)
             ops.rms_norm(s.embedded, own.enorm, eps, out=s.normed)
             linear(s.normed, own.e_proj, out=s.projected)
-            assert self._residual is not None
-            ops.rms_norm(self._residual.flatten(0, 1), own.hnorm, eps, out=s.streams.flatten(0, 1))
+            ops.rms_norm(f.given.flatten(0, 1), own.hnorm, eps, out=s.streams.flatten(0, 1))
             linear(s.streams.flatten(0, 1), own.h_proj, out=streams.flatten(0, 1))
             streams.add_(s.projected[:, None])
 

@@ -75,12 +75,12 @@ def moe(f: Forward, _: Op) -> None:
         ops.route(s.logits, own.bias, own.table, f.meta.tokens, factor, out=(s.experts, s.weights))
         scratch = s.rows, s.gate_up, s.act, s.down
         given = x, s.experts, s.weights, own.w13, own.w2, config.swiglu_limit
-        if own.shared_w13 is None:
+        if own.shared is None:
             ops.routed_experts(*given, out=f.ffn.y, scratch=scratch)
             return
-        linear(x, own.shared_w13, out=s.shared_gate_up)
+        linear(x, own.shared.w13, out=s.shared_gate_up)
         ops.swiglu(s.shared_gate_up, config.swiglu_limit, out=s.shared_act)
-        linear(s.shared_act, own.shared_w2, out=f.ffn.y)  # type: ignore[arg-type]
+        linear(s.shared_act, own.shared.w2, out=f.ffn.y)
         ops.routed_experts(*given, out=s.routed, scratch=scratch)
         f.ffn.y.add_(s.routed)
 

@@ -61,6 +61,8 @@ class Forward:
         The aux streams by name; the main one is the caller's current stream.
     dims
         Values for the layouts' dims, by kind of layer.
+    given
+        Streams [T, S, H] that the MTP block takes from its target; None in a target.
     hidden, residual
         After the last layer: [T, H] with the final norm, and the streams [T, S, H] before the head. They are the
         framework's memory, not scratch.
@@ -77,6 +79,7 @@ class Forward:
     kernels: dict[str, Kernel]
     leases: dict[str, Any] = attrs.field(factory=dict)
     place: int = 0
+    given: Any = None
     hidden: Any = None
     residual: Any = None
 

@@ -56,16 +56,23 @@ class AttentionWeights:
 
 
 @attrs.frozen(eq=False)
+class SharedExpert:
+    """w13 [2I, H], the gate's rows first, and w2 [H, I]."""
+
+    w13: torch.Tensor
+    w2: torch.Tensor
+
+
+@attrs.frozen(eq=False)
 class ExpertWeights:
-    """w13 [E, 2I, H] and w2 [E, H, I] of the routed experts; the shared expert's, or None."""
+    """The gate with its bias or its token table; w13 [E, 2I, H] and w2 [E, H, I] of the routed experts."""
 
     gate: torch.Tensor
     bias: torch.Tensor | None
     table: torch.Tensor | None
     w13: torch.Tensor
     w2: torch.Tensor
-    shared_w13: torch.Tensor | None
-    shared_w2: torch.Tensor | None
+    shared: SharedExpert | None
 
 
 @attrs.frozen(eq=False)
@@ -190,14 +197,16 @@ class Assembly:
     def _experts(self, prefix: str) -> ExpertWeights:
         each = [f"{prefix}experts.{expert}" for expert in range(self.config.n_routed_experts)]
         bias, table = f"{prefix}gate.bias", f"{prefix}gate.tid2eid"
-        shared = f"{prefix}shared_experts"
-        has_shared = self.config.n_shared_experts > 0
+        shared = None
+        if self.config.n_shared_experts:
+            own = f"{prefix}shared_experts"
+            w13 = self._matrix(f"{own}.w1.weight", f"{own}.w3.weight")
+            shared = SharedExpert(w13, self._matrix(f"{own}.w2.weight"))
         return ExpertWeights(
             self._matrix(f"{prefix}gate.weight"),
             self._wide(bias) if bias in self.tensors else None,
             self.tensors[table] if table in self.tensors else None,
             torch.stack([self._matrix(f"{one}.w1.weight", f"{one}.w3.weight") for one in each]),
             torch.stack([self._matrix(f"{one}.w2.weight") for one in each]),
-            self._matrix(f"{shared}.w1.weight", f"{shared}.w3.weight") if has_shared else None,
-            self._matrix(f"{shared}.w2.weight") if has_shared else None,
+            shared,
         )

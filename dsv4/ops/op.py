@@ -21,7 +21,8 @@ class Op:
 
     Called as ``op(*inputs, out=..., scratch=...)`` in the order of the schema. Work goes to the caller's current
     stream. Outs and scratch are tensors, slots of a lease (the returning form runs and fills them), or left out (it
-    runs and they are returned). What is returned are the outs: one tensor, or a tuple.
+    runs and they are returned). What is returned are the outs: one tensor, or a tuple. Without tokens (T = 0)
+    nothing is launched.
 
     Parameters
     ----------
@@ -99,7 +100,8 @@ class Op:
             for one, argument in zip(wanted, (*self.outs.values(), *self.scratch.values()), strict=True)
         ]
         self._check(given, tensors, like, dims, device)
-        self.overload(*inputs, *tensors)
+        if dims.get("T") != 0:
+            self.overload(*inputs, *tensors)
         kept = [one.fill(tensor) if type(one) is Slot else tensor for one, tensor in zip(wanted, tensors, strict=True)]
         returned = kept[: len(self.outs)]
         return returned[0] if len(returned) == 1 else tuple(returned)

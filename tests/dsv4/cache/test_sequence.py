@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
@@ -10,8 +11,9 @@ from dsv4.cache.allocator import BlockAllocator
 from dsv4.cache.caches import Caches, Storage
 from dsv4.cache.errors import CacheFull
 from dsv4.cache.groups import Group, groups_of
+from dsv4.cache.pages import Format
 from dsv4.cache.sequence import Sequence
-from dsv4.errors import RequestError
+from dsv4.errors import ModelConfigError, RequestError
 from dsv4.presets import FLASH, PRO
 
 GROUPS = (Group("swa", 64, 128), Group("compressed", 256))
@@ -110,3 +112,13 @@ def test_the_bytes_of_a_models_caches_add_up() -> None:
     assert caches.nbytes == 43 * 37440 + 21 * (37440 + 8640 + 32832 + 8640) + 20 * (1728 + 32832)
     with pytest.raises(RequestError, match="give them for"):
         Caches(FLASH, Storage(), {"swa": 1})
+
+
+def test_a_format_that_cannot_hold_the_states_is_refused() -> None:
+    """All that is wrong at once."""
+    odd = attrs.evolve(FLASH, head_dim=500, index_head_dim=72)
+    with pytest.raises(ModelConfigError) as refused:
+        Caches(odd, Storage(Format.FP8_DS_MLA, Format.INDEXER_FP4), {})
+    assert len(refused.value.problems) == 2
+    with pytest.raises(ModelConfigError, match="keys are kept as INDEXER_FP8"):
+        Caches(FLASH, Storage(Format.INDEXER_FP8, Format.INDEXER_FP8), {})

@@ -185,3 +185,14 @@ def test_a_row_of_nan_stays_in_its_row(name: str) -> None:
         assert torch.allclose(
             left.index_select(axis, rows).double(), right.index_select(axis, rows).double(), rtol=1e-5, atol=1e-6
         )
+
+
+def test_without_tokens_nothing_is_launched() -> None:
+    """A step may have no decode rows, or none of prefill."""
+    empty = torch.empty(0, 8)
+    weights = torch.empty(0, 3)
+    experts, _ = OPS["route"](empty, None, None, torch.empty(0, dtype=torch.int64), 1.5,
+                              out=(torch.empty(0, 3, dtype=torch.int32), weights))  # fmt: skip
+    assert experts.shape == (0, 3)
+    found = OPS["indexer_top_k"](empty, torch.empty(0, dtype=torch.int32), out=torch.empty(0, 4, dtype=torch.int32))
+    assert found.shape == (0, 4)
