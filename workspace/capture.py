@@ -75,7 +75,7 @@ class Capture:
 
     def keep_held(self) -> None:
         """Pin the eager leases the calling thread holds: what is captured now may use their bytes at each replay."""
-        for lease in self.timeline.state.held:
+        for lease in self.timeline.state.held.holdings():
             if isinstance(lease, Pinnable) and lease.stream.capture is None and lease not in self.kept:
                 lease.pin()
                 self.kept.append(lease)

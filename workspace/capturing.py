@@ -69,11 +69,11 @@ class GraphCapture:
         held = Footprint(capture.origin, timeline.state.held)
         with timeline.lock:
             capture.enter_eager(capture.origin, self.graph)
-        timeline.state.held.append(held)
+        timeline.state.held[held] = None
         try:
             fn()
         finally:
-            timeline.state.held.remove(held)
+            del timeline.state.held[held]
             with timeline.lock:
                 capture.leave_eager(held)
         self._segments.append(fn)

@@ -57,7 +57,7 @@ class Fork:
             self._parent = parent
         self._leases = held.holdings()
         self._flagged = [lease for lease in self._leases if lease.forked()]
-        held.append(self)
+        held[self] = None
         return self
 
     def _refuse_capturing(self, parent: Stream) -> None:
@@ -89,9 +89,9 @@ class Fork:
         self._parent = None
         if parent is None:
             return
-        entered = {id(lease) for lease in held[: held.index(self)]}
-        inside = [lease for lease in held[held.index(self) :] if isinstance(lease, Holding)]
-        held.remove(self)
+        inside = held.acquired_inside(self)
+        entered = {id(lease) for lease in held.holdings()} - {id(lease) for lease in inside}
+        del held[self]
         with timeline.lock:
             for stream in self._branches:
                 try:

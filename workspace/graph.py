@@ -126,7 +126,7 @@ class Graph:
         before = driver.current_stream()
         if before != key:
             driver.set_stream(key)
-        state.held.append(held)
+        state.held[held] = None
         try:
             for segment in self._segments:
                 if callable(segment):
@@ -134,7 +134,7 @@ class Graph:
                 else:
                     segment.launch(key)
         finally:
-            state.held.remove(held)
+            del state.held[held]
             if before != key:
                 driver.set_stream(before)
 

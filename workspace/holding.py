@@ -18,24 +18,30 @@ OPEN = 0
 """Instead of an epoch: the stream may use the bytes until the release, which stamps the use; no join closes it."""
 
 
-class Held(list["Holding | Fork"]):
+class Held(dict["Holding | Fork", None]):
     """What one thread holds in one slot, and the forks it has open there, in the order they began.
 
-    What stands before a fork was held when it began, what stands behind it was acquired inside.
+    What stands before a fork was held when it began, what stands behind it was acquired inside. A dict, because a
+    release finds its lease at once among any number, also from another thread.
     """
 
     __slots__ = ()
 
     def holdings(self) -> list[Holding]:
         """The leases, without the forks."""
-        return [one for one in self if isinstance(one, Holding)]
+        return [one for one in list(self) if isinstance(one, Holding)]
 
     def forks_around(self, holding: Holding) -> list[Fork]:
         """Open forks that declare their branches for a holding: those that began while it was held."""
-        for position, one in enumerate(self):
-            if one is holding:
-                return [fork for fork in self[position + 1 :] if not isinstance(fork, Holding)]
-        return []
+        return [one for one in self._behind(holding) if not isinstance(one, Holding)]
+
+    def acquired_inside(self, fork: Fork) -> list[Holding]:
+        """What was acquired since a fork began."""
+        return [one for one in self._behind(fork) if isinstance(one, Holding)]
+
+    def _behind(self, mark: Holding | Fork) -> list[Holding | Fork]:
+        everything = list(self)
+        return everything[everything.index(mark) + 1 :] if mark in self else []
 
 
 class Holding:

@@ -93,7 +93,7 @@ class Lease(Pinnable):
         self._state = PLAIN
         self.stream = block.stream  # type: ignore[assignment]
         held = self.held = timeline.state.held
-        held.append(self)
+        held[self] = None
         return self
 
     def on(self, stream: object) -> Lease:
@@ -132,7 +132,7 @@ class Lease(Pinnable):
                 self._show(self._view(provider, request, block))
             if stream.capture is not None:
                 stream.capture.leases.append(self)
-            self.held.append(self)
+            self.held[self] = None
         return self
 
     def _show(self, tensors: list[Any]) -> None:
@@ -170,7 +170,7 @@ class Lease(Pinnable):
         self._show(tensors)
         if self.stream.capture is not None:
             self.stream.capture.leases.append(self)
-        self.held.append(self)
+        self.held[self] = None
 
     def covers(self, address: int, tensor: Any) -> bool:
         """Whether a tensor that starts at the address lies in this lease."""
@@ -308,7 +308,7 @@ class Lease(Pinnable):
             self._tensors = None
             del self._t0, self._t1, self._t2, self._t3
             self._state = IDLE
-            self.held.remove(self)
+            del self.held[self]
             block.shelf.append(block)  # type: ignore[union-attr]
         elif self._tensors is not None:
             self._release()
@@ -323,7 +323,7 @@ class Lease(Pinnable):
         with timeline.lock:
             uses = self.stamped(timeline)
             self._hide()
-            self.held.remove(self)
+            del self.held[self]
             if self.stream.capture is not None:
                 self.stream.capture.leases.remove(self)
             self.uses = None
@@ -357,8 +357,7 @@ class Lease(Pinnable):
         self._hide()
         self.uses = None
         self._state = self._rest
-        if self in self.held:
-            self.held.remove(self)
+        self.held.pop(self, None)
 
     # -- tensors from the framework's allocator ----------------------------------------------------------------
     def fresh(self, position: int) -> Any:

@@ -337,7 +337,7 @@ class Workspace:
     def _holding(self, tensor: Any) -> Lease | Single | None:
         """What lends the tensor's bytes; None when they are the framework allocator's own, or there are none."""
         address = self.driver.address_of(tensor)
-        for lease in self.timeline.state.held:
+        for lease in self.timeline.state.held.holdings():
             if isinstance(lease, Lease) and lease.covers(address, tensor):
                 return lease
         for single in self.singles.values():
@@ -353,7 +353,7 @@ class Workspace:
 
     def until(self, work: Any) -> None:
         """Release the leases this thread holds only after ``work.wait()`` on their streams."""
-        leases = [lease for lease in self.timeline.state.held if isinstance(lease, Lease)]
+        leases = [lease for lease in self.timeline.state.held.holdings() if isinstance(lease, Lease)]
         if not leases:
             raise LateUse("until(work) finds no lease held by this thread", "call it before the release")
         for lease in leases:
