@@ -67,6 +67,10 @@ class Capture:
             found = self._streams[stream.key] = self.timeline.captured_self(stream, self)
         return found
 
+    def streams(self) -> list[Stream]:
+        """The selves of the streams that have taken part so far."""
+        return list(self._streams.values())
+
     def segment_ended(self) -> None:
         """Segments run one after the other on one stream: each comes after the whole of the one before."""
         self.timeline.clocks.barrier(stream.id for stream in self._streams.values())

@@ -244,10 +244,8 @@ class Lease(Pinnable):
     def stamped(self, timeline: Timeline) -> Uses:
         """Last uses as of now; under ``strict_streams``, those of every stream seen at work."""
         if self.workspace.config.strict_streams:
-            for stream in timeline.streams():
-                # A raw stream may be gone by now; its uses must be declared.
-                if stream.communication or not stream.exact:
-                    self.declare(stream)
+            for stream in timeline.at_work(self.stream.capture):
+                self.declare(stream)
         return super().stamped(timeline)
 
     def until(self, work: Any) -> None:

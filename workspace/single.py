@@ -13,8 +13,9 @@ from workspace.request import Request
 from workspace.streams import Stream
 
 if TYPE_CHECKING:
-    from workspace.block import Block
+    from workspace.block import Block, Uses
     from workspace.provider import WorkspaceProvider
+    from workspace.timeline import Timeline
     from workspace.workspace import Workspace
 
 
@@ -46,6 +47,12 @@ class Single(Pinnable):
     @property
     def parent(self) -> WorkspaceProvider:
         return self.provider
+
+    def stamped(self, timeline: Timeline) -> Uses:
+        if self.workspace.config.strict_streams:
+            for stream in timeline.at_work(None):
+                self.declare(stream)
+        return super().stamped(timeline)
 
     def died(self) -> None:
         # The storage's finaliser: no lock, no device call. The use is stamped when the next acquire drains the queue.

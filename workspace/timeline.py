@@ -158,9 +158,13 @@ class Timeline:
         for stream in streams:
             del self._by_id[stream.id]
 
-    def streams(self) -> list[Stream]:
-        """Every stream seen so far, as it is outside captures."""
-        return list(self._streams.values())
+    def at_work(self, capture: Capture | None) -> list[Stream]:
+        """Every stream seen so far, inside a capture or outside of all: what ``strict_streams`` counts as users.
+
+        Raw streams are left out: one may be gone by now, so its uses must be declared.
+        """
+        seen = self._streams.values() if capture is None else capture.streams()
+        return [stream for stream in seen if stream.communication or not stream.exact]
 
     def stream_of(self, used: int) -> Stream:
         """The stream behind a clock id."""

@@ -154,7 +154,6 @@ def test_strict_streams_count_every_stream_seen(strict: bool) -> None:
     assert device.verdict() == ("SAFE" if strict else "UNSAFE")
 
 
-@pytest.mark.xfail(strict=True, reason="a single tensor's last uses are those of its stream and of declarations")
 def test_strict_streams_count_for_single_tensors() -> None:
     """They are scratch as any other."""
     device, ws = scene(strict_streams=True)
@@ -166,7 +165,6 @@ def test_strict_streams_count_for_single_tensors() -> None:
     assert device.verdict() == "SAFE"
 
 
-@pytest.mark.xfail(strict=True, reason="the streams seen are those outside, which a captured lease ignores")
 def test_strict_streams_count_inside_a_capture() -> None:
     """Every stream of the capture is a user of its leases."""
     device, ws = scene(strict_streams=True, reserve=MIB)
