@@ -27,6 +27,10 @@ CONFIGS = {
     "mixed": MIXED,
     "every key chosen": attrs.evolve(of_ratio(4), index_topk=256),
 }
+SEEDS = {"every key chosen": 1}
+"""Fewer where the others cover it."""
+
+CASES = [(name, seed) for name in CONFIGS for seed in range(SEEDS.get(name, 3))]
 
 
 def reference(config: ModelConfig, tensors: dict[str, torch.Tensor]) -> Any:
@@ -46,8 +50,7 @@ def logits(model: Any, tokens: list[int]) -> torch.Tensor:
         return model(torch.tensor([tokens])).logits[0]
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(("name", "seed"), CASES)
 def test_logits_are_those_of_transformers(name: str, seed: int) -> None:
     """The largest difference over 705 positions is at most 1e-4."""
     config = CONFIGS[name]
@@ -69,16 +72,21 @@ CHANGES = {
 }
 
 
+@pytest.fixture(scope="module")
+def mixed() -> torch.Tensor:
+    """The reference's logits of the mixed model, seed 0."""
+    return logits(reference(MIXED, random_tensors(MIXED, 0)), prompt(MIXED, LENGTH, 0))
+
+
 @pytest.mark.parametrize("changed", CHANGES)
-def test_the_comparison_notices_one_changed_tensor(changed: str) -> None:
+def test_the_comparison_notices_one_changed_tensor(changed: str, mixed: torch.Tensor) -> None:
     """Control: the same comparison fails when one layer's tensor differs, whatever its part in the model."""
     tensors, tokens = random_tensors(MIXED, 0), prompt(MIXED, LENGTH, 0)
-    wanted = logits(reference(MIXED, tensors), tokens)
     # The last layer that has one: the streams that enter the first layer are all alike.
     name = [name for name in tensors if name.startswith("layers.") and name.endswith(changed)][-1]
     tensors[name] = _changed(tensors[name], CHANGES[changed])
     found = full_prefill(decoder(MIXED, tensors=tensors), tokens)
-    assert (found - wanted).abs().max() > 100 * TOLERANCE
+    assert (found - mixed).abs().max() > 100 * TOLERANCE
 
 
 def _changed(tensor: torch.Tensor, how: str) -> torch.Tensor:
