@@ -8,6 +8,7 @@ import attrs
 import pytest
 import torch
 
+from dsv4 import ops
 from dsv4.config import ModelConfig
 from dsv4.model.presets import MIXED, of_ratio
 from dsv4.model.random_weights import random_tensors
@@ -50,14 +51,36 @@ def logits(model: Any, tokens: list[int]) -> torch.Tensor:
         return model(torch.tensor([tokens])).logits[0]
 
 
+STABLE = 2e-6
+"""Scores that decide a choice are further apart than this, several times the rounding of a score: with these seeds no
+choice is left to the order in which a machine sums."""
+
+
+@pytest.fixture
+def gaps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The smallest distance between the last key chosen and the first one not, for each call of the indexer."""
+    plain, found = ops.indexer_top_k, []
+
+    def watched(scores: torch.Tensor, counts: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        chosen = out.shape[1]
+        if scores.shape[1] > chosen:
+            best = scores.topk(chosen + 1, 1).values[counts > chosen]
+            found.append((best[:, -2] - best[:, -1]).min().item())
+        return plain(scores, counts, out=out)
+
+    monkeypatch.setattr(ops, "indexer_top_k", watched)
+    return found
+
+
 @pytest.mark.parametrize(("name", "seed"), CASES)
-def test_logits_are_those_of_transformers(name: str, seed: int) -> None:
+def test_logits_are_those_of_transformers(name: str, seed: int, gaps: list[float]) -> None:
     """The largest difference over 705 positions is at most 1e-4."""
     config = CONFIGS[name]
     tensors, tokens = random_tensors(config, seed), prompt(config, LENGTH, seed)
     found = full_prefill(decoder(config, tensors=tensors), tokens)
     wanted = logits(reference(config, tensors), tokens)
     assert wanted.std() > 0.5
+    assert min(gaps, default=1.0) > STABLE and bool(gaps) == (name in ("c4", "mixed"))
     assert (found - wanted).abs().max() <= TOLERANCE
 
 
