@@ -47,6 +47,20 @@ class TimedDevice(Device):
         """Nothing: the bytes are not looked at."""
         self.counters["memset"] += 1
 
+    def record(self, event: int, stream: int | None = None) -> None:
+        """Counted; what it orders matters to a capture only, as nobody judges and nothing is freed late."""
+        if self.captures:
+            super().record(event, stream)
+        else:
+            self.counters["record"] += 1
+
+    def wait(self, event: int, stream: int | None = None) -> None:
+        """Counted, like `record`."""
+        if self.captures:
+            super().wait(event, stream)
+        else:
+            self.counters["wait"] += 1
+
     def record_stream(self, memory: Any, stream: int) -> bool:
         """Nothing: torch's allocator on the CPU has no streams."""
         self.counters["record_stream"] += 1
