@@ -105,14 +105,14 @@ class Block:
         The sub-pool the block belongs to.
     request, site
         Who leased it last, for reports.
-    shelf, stream, clock, epoch, lent, first
-        On a shelf: which one, the stream it belongs to, that stream's id, the epoch there of the last use, the tensors
-        built for the shelf's request, and the first four of them.
+    shelf, stream, clock, epochs, epoch, lent, first
+        On a shelf: which one, the stream it belongs to, that stream's id, the clocks' epochs, the one of the last use,
+        the tensors built for the shelf's request, and the first three of them.
     """
 
     __slots__ = (
-        "clock", "epoch", "events", "first", "home", "lent", "nbytes", "next", "offset", "prev", "request", "shelf",
-        "site", "slab", "state", "stream", "uses", "views",
+        "clock", "epoch", "epochs", "events", "first", "home", "lent", "nbytes", "next", "offset", "prev", "request",
+        "shelf", "site", "slab", "state", "stream", "uses", "views",
     )  # fmt: skip
 
     def __init__(self, slab: Slab, offset: int, nbytes: int) -> None:
@@ -132,6 +132,7 @@ class Block:
         self.stream: Stream | None = None
         self.clock = 0
         self.epoch = 0
+        self.epochs: dict[int, int] = {}
         self.lent: list[Any] = []
         self.first: tuple[Any, ...] = ()
 
@@ -184,9 +185,9 @@ class Block:
         self.lent, self.first = [], ()
 
 
-def first_four(tensors: list[Any]) -> tuple[Any, Any, Any, Any]:
+def first_three(tensors: list[Any]) -> tuple[Any, Any, Any]:
     """The tensors that a lease keeps in slots of its own; None where there are fewer."""
-    return (*tensors, None, None, None, None)[:4]
+    return (*tensors, None, None, None)[:3]
 
 
 def pinned_owners(slab: Slab) -> list[str]:

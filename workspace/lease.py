@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from workspace.block import Block, Uses, first_four
+from workspace.block import Block, Uses, first_three
 from workspace.errors import CaptureError, LateUse, LeaseError, LeaseReleased
 from workspace.holding import Held, Pinnable
 from workspace.slot import Slot
@@ -26,9 +26,9 @@ _new = object.__new__
 _modes = torch._C._len_torch_dispatch_stack
 
 
-IDLE, PLAIN, FORKED, FULL, ASKED, PINNED = range(6)
-"""States of a lease: not held; held, used by its own stream and what that has joined; the same inside a fork; held,
-with everything a lease may have; not held, to be acquired on a named stream; released, its bytes pinned by a graph."""
+IDLE, ASKED, PINNED, PLAIN, FORKED, FULL = range(6)
+"""States of a lease. Not held: as such; to be acquired on a named stream; released, its bytes pinned by a graph. Held:
+used by its own stream and what that has joined; the same inside a fork; with everything a lease may have."""
 
 
 class Lease(Pinnable):
@@ -47,7 +47,7 @@ class Lease(Pinnable):
     """
 
     __slots__ = (
-        "_block", "_homes", "_provider", "_rest", "_state", "_t0", "_t1", "_t2", "_t3", "_tensors", "_works", "asked",
+        "_block", "_homes", "_provider", "_rest", "_state", "_t0", "_t1", "_t2", "_tensors", "_works", "asked",
         "request", "workspace",
     )  # fmt: skip
 
@@ -70,7 +70,6 @@ class Lease(Pinnable):
         lease: Lease = _new(request.lease_type)
         lease.request = request
         lease.workspace = workspace
-        lease._tensors = None
         lease._state = IDLE
         return lease
 
@@ -80,16 +79,12 @@ class Lease(Pinnable):
         timeline = request.timeline
         if timeline.busy or self._state or _modes() or _grad_enabled():
             return self._acquire()
-        shelf = request.ready.get(timeline.current_key())
-        if not shelf:
-            return self._acquire()
         try:
-            block = shelf.pop()
-        except IndexError:
+            block = request.ready[timeline.current_key()].pop()
+        except (KeyError, IndexError):  # no shelf for this stream, or nothing on it
             return self._acquire()
         self._block = block
-        self._tensors = block.lent
-        self._t0, self._t1, self._t2, self._t3 = block.first
+        self._t0, self._t1, self._t2 = block.first
         self._state = PLAIN
         self.stream = block.stream  # type: ignore[assignment]
         held = self.held = timeline.state.held
@@ -107,7 +102,7 @@ class Lease(Pinnable):
         request = self.request
         workspace = self.workspace
         if self._state not in (IDLE, ASKED):
-            what = "is acquired twice" if self._tensors is not None else "is acquired again while a graph pins it"
+            what = "is acquired twice" if not self.released else "is acquired again while a graph pins it"
             raise LeaseError(f"the lease of {self.owner} {what}", "call ws.lease(...) for each acquire")
         if workspace.lends_fake(self):
             return self
@@ -137,11 +132,11 @@ class Lease(Pinnable):
 
     def _show(self, tensors: list[Any]) -> None:
         self._tensors = tensors
-        self._t0, self._t1, self._t2, self._t3 = first_four(tensors)
+        self._t0, self._t1, self._t2 = first_three(tensors)
 
     def _hide(self) -> None:
         self._tensors = None
-        del self._t0, self._t1, self._t2, self._t3
+        del self._t0, self._t1, self._t2
 
     def _begin(self, stream: Stream) -> None:
         self.stream = stream
@@ -210,7 +205,7 @@ class Lease(Pinnable):
 
     @property
     def released(self) -> bool:
-        return self._tensors is None
+        return self._state < PLAIN
 
     @property
     def nbytes(self) -> int:
@@ -226,7 +221,7 @@ class Lease(Pinnable):
     # -- declared uses ---------------------------------------------------------------------------------------
     def use(self, stream: object) -> None:
         """Declare that work already or soon enqueued on `stream` uses the bytes. Raises `LateUse` after the release."""
-        if self._tensors is None:
+        if self.released:
             raise LateUse(
                 f"a use of {self.owner} is declared after its release", "declare it before: what follows may reuse it"
             )
@@ -279,6 +274,7 @@ class Lease(Pinnable):
     def _fill(self) -> None:
         """Leave the plain state of a lease that one stream keeps to itself, which sets none of these."""
         if self._state in (PLAIN, FORKED):
+            self._tensors = self._block.lent  # type: ignore[union-attr]
             self.uses = self.replays = self.events = self._works = None
             self.pins = 0
             self._provider = self.workspace.provider
@@ -291,7 +287,7 @@ class Lease(Pinnable):
 
         Raises `LeaseReleased` the second time.
         """
-        if self._tensors is None:
+        if self.released:
             raise LeaseReleased(f"the lease of {self.owner} is released twice", "release once, or use `with`")
         self.__exit__(None, None, None)
 
@@ -302,13 +298,12 @@ class Lease(Pinnable):
             # One stream kept it to itself. Read before anything else is enqueued, the epoch covers every use so far: a
             # thread that records on this stream closes the epoch before its record.
             block: Block = self._block  # type: ignore[assignment]
-            block.epoch = self.request.epochs[block.clock]
-            self._tensors = None
-            del self._t0, self._t1, self._t2, self._t3
+            block.epoch = block.epochs[block.clock]
+            del self._t0, self._t1, self._t2
             self._state = IDLE
             del self.held[self]
             block.shelf.append(block)  # type: ignore[union-attr]
-        elif self._tensors is not None:
+        elif self._state > PLAIN:
             self._release()
 
     def _release(self) -> None:
@@ -342,7 +337,7 @@ class Lease(Pinnable):
             self._provider.give_back(block, self.stream)
 
     def let_go(self) -> None:
-        if self._tensors is None:
+        if self.released:
             self._give_back(self.last_uses({}))
             self._state = self._rest
 
@@ -387,7 +382,7 @@ class Lease(Pinnable):
         self._homes[position] = (tensor, stream)
 
     def _check(self, what: str) -> None:
-        if self._tensors is None:
+        if self.released:
             raise LeaseReleased(f"{what} of the lease of {self.owner} after its release", "use it before")
 
     # -- what a lease is not -----------------------------------------------------------------------------------
@@ -398,7 +393,7 @@ class Lease(Pinnable):
 _TYPES: weakref.WeakKeyDictionary[Layout, type[Lease]] = weakref.WeakKeyDictionary()
 
 
-SLOTS = ("_t0", "_t1", "_t2", "_t3")
+SLOTS = ("_t0", "_t1", "_t2")
 """Where a lease keeps its first tensors: reading a slot costs a tenth of reading a property."""
 
 
@@ -417,10 +412,9 @@ def _tensor(name: str, position: int) -> Any:
         return Lease.__dict__[SLOTS[position]]
 
     def get(self: Lease) -> Any:
-        try:
-            return self._tensors[position]  # type: ignore[index]
-        except TypeError:
-            raise self._released(name) from None
+        if self.released:
+            raise self._released(name)
+        return (self._tensors if self._state == FULL else self._block.lent)[position]  # type: ignore[index,union-attr]
 
     def put(self: Lease, tensor: Any) -> None:
         # ``lease.x += 1`` assigns what the in-place operator returned; the list is the block's.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from sortedcontainers import SortedKeyList
 
-from workspace.block import FREE, GONE, TAKEN, Block, Shelf, Slab, first_four
+from workspace.block import FREE, GONE, TAKEN, Block, Shelf, Slab, first_three
 from workspace.layout import MAX_BYTES
 from workspace.request import Request
 from workspace.source import Source
@@ -59,7 +59,8 @@ class Pool:
         block.clock, block.epoch = stream.id, block.uses[stream.id]
         # With something between lease and strategy, a lease must not return the block by itself.
         block.lent = block.views.get(request, []) if request.ready is request.shelves else []
-        block.first = first_four(block.lent)
+        block.first = first_three(block.lent)
+        block.epochs = self.timeline.clocks.epoch
         shelf.append(block)
         self._shelved += 1
         if self._shelved > SHELVED_BLOCKS:

@@ -24,8 +24,8 @@ class Request:
         Bytes to place, alignment slack, guard bands and all.
     lead
         Bytes before the first tensor that belong to a guard band.
-    timeline, epochs
-        The workspace's, and its streams' epochs: what a steady lease reads.
+    timeline
+        The workspace's.
     lease_type
         The `Lease` with the layout's tensors as properties.
     shelves, ready
@@ -36,7 +36,7 @@ class Request:
     """
 
     __slots__ = (
-        "align", "dims", "epochs", "extents", "index", "lead", "lease_type", "nbytes", "owner", "payload", "ready",
+        "align", "dims", "extents", "index", "lead", "lease_type", "nbytes", "owner", "payload", "ready",
         "resolved", "shelves", "timeline", "zero",
     )  # fmt: skip
 
@@ -46,7 +46,6 @@ class Request:
         self.resolved = resolved
         # Not the workspace itself: blocks remember requests, and would keep a dropped workspace alive.
         self.timeline = workspace.timeline
-        self.epochs = workspace.timeline.clocks.epoch
         self.dims = dict(resolved.dims)
         self.lease_type = lease_type(resolved.layout)
         self.shelves: dict[int, Shelf] = {}

@@ -166,7 +166,6 @@ class Workspace:
             lease = new_object(request.lease_type)
             lease.request = request
             lease.workspace = self
-            lease._tensors = None
             lease._state = IDLE
             return lease
 
