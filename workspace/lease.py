@@ -104,6 +104,11 @@ class Lease(Pinnable):
         if self._state not in (IDLE, ASKED):
             what = "is acquired twice" if not self.released else "is acquired again while a graph pins it"
             raise LeaseError(f"the lease of {self.owner} {what}", "call ws.lease(...) for each acquire")
+        if workspace.timeline.in_progress():
+            raise LeaseError(
+                f"a lease of {self.owner} is acquired in the middle of another acquire of this thread",
+                "acquire nothing in finalisers",
+            )
         if workspace.lends_fake(self):
             return self
         timeline = workspace.timeline
@@ -309,22 +314,38 @@ class Lease(Pinnable):
     def _release(self) -> None:
         """The whole of it, under the lock."""
         self._fill()
-        if self._works is not None:
-            works, self._works = self._works, None
-            self.workspace.await_works(self, works)
         timeline = self.request.timeline
+        works, self._works = self._works, None
+        if timeline.in_progress():
+            # A finaliser (a dropped generator's, say) in the middle of this thread's own acquire: what that is doing to
+            # the pool must not change under it.
+            uses = self._ended()
+            self._state = PINNED
+            timeline.later(lambda: self._settle(uses, works))
+            return
+        if works is not None:
+            self.workspace.await_works(self, works)
         with timeline.lock:
-            uses = self.stamped(timeline)
-            self._hide()
-            del self.held[self]
-            if self.stream.capture is not None:
-                self.stream.capture.leases.remove(self)
-            self.uses = None
-            self._state = PINNED if self.pins else self._rest
-            if self.pins:
-                self.replayed(uses, timeline)
-            else:
-                self._give_back(self.last_uses(uses))
+            self._settle(self._ended(), None)
+
+    def _ended(self) -> Uses:
+        """Be held no longer; returns the last uses."""
+        uses = self.stamped(self.request.timeline)
+        self._hide()
+        del self.held[self]
+        if self.stream.capture is not None:
+            self.stream.capture.leases.remove(self)
+        self.uses = None
+        return uses
+
+    def _settle(self, uses: Uses, works: list[Any] | None) -> None:
+        if works is not None:
+            self.workspace.await_works(self, works)
+        self._state = PINNED if self.pins else self._rest
+        if self.pins:
+            self.replayed(uses, self.request.timeline)
+        else:
+            self._give_back(self.last_uses(uses))
 
     def _give_back(self, uses: Uses) -> None:
         block = self._block

@@ -347,6 +347,10 @@ class Timeline:
         )
 
     # -- host ------------------------------------------------------------------------------------------------
+    def in_progress(self) -> bool:
+        """Whether this thread is inside the lock already: the caller is a finaliser that interrupted it."""
+        return self.lock._is_owned()  # type: ignore[attr-defined]
+
     def later(self, step: Callable[[], None]) -> None:
         """Leave something for the next acquire. For finalisers: takes no lock and calls no device."""
         self.finished.append(step)

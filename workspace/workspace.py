@@ -156,11 +156,11 @@ class Workspace:
                 Autograd records and ``allow_grad`` is off.
             """
             try:
-                request = self._requests.get((layout, *dims.values()))
-            except TypeError:  # an unhashable dim, which `_request` refuses by name
+                request = self._requests[(layout, *dims.values())]
+            except (KeyError, TypeError):  # not yet known; or an unhashable dim, which `_request` refuses by name
                 return self._lease(layout, **dims)
             # The key holds the values only, which is all that differs from call to call at one place in the model.
-            if request is None or request.dims != dims:
+            if request.dims != dims:
                 return self._lease(layout, **dims)
             # What `Lease.of` does, without the call.
             lease = new_object(request.lease_type)

@@ -190,7 +190,11 @@ class Device(Capturing):
             return [] if self.judge is None else self.judge.races()
 
     def verdict(self) -> Verdict:
-        """``UNSAFE`` with a race, ``UNKNOWN`` without a log or with something not modelled, else ``SAFE``."""
+        """``UNSAFE`` with a race, ``UNKNOWN`` without a log or with something not modelled, else ``SAFE``.
+
+        It speaks of the accesses the device was shown: operations of torch with ``execution="deferred"`` and inside
+        ``with device:``, others where they are passed to `launch`. A device that was shown nothing says ``SAFE``.
+        """
         with self.lock:
             return "UNKNOWN" if self.judge is None else self.judge.verdict()
 
