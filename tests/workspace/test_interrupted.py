@@ -39,7 +39,7 @@ def suspended(ws: Any, device: simulated.Device, nbytes: int, stream: Any, user:
 
 
 def run(strategy: str, seed: int) -> tuple[str, int, int]:
-    """A program whose generators die whenever the collector comes: verdict, bytes on loan, bytes reserved after trim."""
+    """A program whose generators die whenever the collector comes: verdict, bytes on loan, bytes still reserved."""
     device = simulated.Device(memory="virtual")
     ws = workspace.create(strategy, device=device)
     choose = random.Random(seed)
