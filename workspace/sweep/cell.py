@@ -14,10 +14,11 @@ from collections import Counter
 from functools import cache
 from typing import Any
 
+import attrs
 import torch
 
 import workspace
-from workspace.config import WorkspaceConfig
+from workspace.config import load_config
 from workspace.errors import WorkspaceError
 from workspace.sweep.devices import JudgedDevice, Sampler, TimedDevice
 from workspace.sweep.plan import Cell, Replay
@@ -118,8 +119,12 @@ def _timed(session: Any, replay: Replay, cell: Cell, allow_unsafe: bool, steps: 
 
 
 def _workspace(cell: Cell, device: Any, allow_unsafe: bool, statistics: bool) -> Any:
-    config = WorkspaceConfig(
-        cell.strategy, allow_unsafe, micro_batches=cell.micro_batches, statistics=statistics
+    config = attrs.evolve(
+        load_config().config,
+        strategy=cell.strategy,
+        allow_unsafe=allow_unsafe,
+        micro_batches=cell.micro_batches,
+        statistics=statistics,
     )
     return workspace.create(device=device, config=config)
 

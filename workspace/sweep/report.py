@@ -13,7 +13,7 @@ import attrs
 import orjson
 import torch
 
-from workspace.config import WorkspaceConfig
+from workspace.config import load_config
 from workspace.sweep.plan import Replay
 from workspace.sweep.result import Refused, Result, host_ratios
 
@@ -57,9 +57,16 @@ def report(replay: Replay, description: str, results: Sequence[Result | Refused]
         "made": provenance(),
         "replay": attrs.asdict(replay),
         "session": description,
-        "config": attrs.asdict(WorkspaceConfig()),
+        "config": _settings(),
         "cells": cells,
     }
+
+
+def _settings() -> dict[str, Any]:
+    """The settings of every cell; what differs from cell to cell stands there."""
+    by_cell = ("strategy", "allow_unsafe", "micro_batches", "statistics")
+    settings = attrs.asdict(load_config().config)
+    return {name: value for name, value in settings.items() if name not in by_cell}
 
 
 def write_json(content: dict[str, Any], path: Path) -> None:
