@@ -17,7 +17,9 @@ def test_examples_run_in_order() -> None:
     code = "\n".join(blocks)
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [str(2.0 * 64 * 128), str(4.0 * 8 * 3)]
+    first, verdict, race, *report, last = done.stdout.splitlines()
+    assert (first, last) == (str(2.0 * 64 * 128), str(4.0 * 8 * 3))
+    assert verdict == "UNSAFE" and race.startswith("race on") and any("zero_" in line for line in report)
 
 
 def test_commands_are_targets() -> None:

@@ -360,7 +360,7 @@ class Workspace:
 
     # -- captures ----------------------------------------------------------------------------------------------
     def capture(self, lane: str | None = None) -> GraphCapture:
-        """Capture the current stream's work into a graph; see `GraphCapture`.
+        """Capture the current stream's work into a graph; see `GraphCapture`. The default stream cannot be captured.
 
         `lane` (omitted: the thread's slot): graphs of a lane share one footprint, so their replays must not interleave.
         """
@@ -420,7 +420,11 @@ class Workspace:
         self._reservation.add(request, lane=lane, phase=phase, count=count)
 
     def reserve(self) -> int:
-        """Hold the declared bytes, in one slab; returns them. Call before captures and before the KV cache is sized."""
+        """Hold the declared bytes, in one slab. Call before captures and before the KV cache is sized.
+
+        Returns the declared bytes; what is held for them, ``snapshot().reserved``, is a multiple of ``granularity``, and 0
+        under strategies that let the framework's allocator place each tensor.
+        """
         timeline = self.timeline
         with timeline.lock:
             self._check_open()
@@ -433,7 +437,10 @@ class Workspace:
             return nbytes + sum(child.reserve() for child in self._own_children())
 
     def lock(self) -> None:
-        """Forbid growth from now on: a request that does not fit is refused. Twice is no error."""
+        """Forbid growth from now on: a request that does not fit is refused. Twice is no error.
+
+        Without effect under `caching` and `upstream`, which have no pool to grow.
+        """
         with self.timeline.lock:
             self._locked = True
             self.provider.lock(True)
