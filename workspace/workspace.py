@@ -422,8 +422,8 @@ class Workspace:
     def reserve(self) -> int:
         """Hold the declared bytes, in one slab. Call before captures and before the KV cache is sized.
 
-        Returns the declared bytes; what is held for them, ``snapshot().reserved``, is a multiple of ``granularity``, and 0
-        under strategies that let the framework's allocator place each tensor.
+        Returns the declared bytes; what is held for them, ``snapshot().reserved``, is a multiple of ``granularity``,
+        and 0 under strategies that let the framework's allocator place each tensor.
         """
         timeline = self.timeline
         with timeline.lock:
