@@ -32,10 +32,14 @@ class GraphCapture:
         self._lane = lane
         self._segments: list[DriverGraph | Callable[[], object]] = []
         self._capture: Capture | None = None
+        self._entered = False
         self.graph = Graph(timeline, lane)
 
     def __enter__(self) -> GraphCapture:
         timeline = self._timeline
+        if self._entered:
+            raise CaptureError("a capture is entered twice", "call ws.capture(...) for each graph")
+        self._entered = True
         with timeline.lock:
             timeline.ready()
             stream = timeline.current()

@@ -37,6 +37,8 @@ class Fork:
 
     def __enter__(self) -> Fork:
         timeline = self._timeline
+        if self._parent is not None:
+            raise ForkError("a fork is entered twice", "call ws.fork(...) for each")
         held = self._held = timeline.state.held
         with timeline.lock:
             if timeline.refusal is not None:
@@ -133,13 +135,14 @@ class Branch:
     def __init__(self, timeline: Timeline, key: int) -> None:
         self._timeline = timeline
         self._key = key
+        self._before: list[int] = []
 
     def __enter__(self) -> None:
         driver = self._timeline.driver
-        self._before = driver.current_stream()
+        self._before.append(driver.current_stream())
         driver.set_stream(self._key)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._timeline.driver.set_stream(self._before)
+        self._timeline.driver.set_stream(self._before.pop())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from workspace.config import WorkspaceConfig
@@ -38,9 +39,13 @@ class Handle:
         return {"config": self.config, "device": self.device, "_workspace": None}
 
 
+_LOCK = threading.RLock()
+
+
 def _resolve(config: WorkspaceConfig, device: str) -> Workspace:
     key = (repr(config).encode(), device)
-    found = _WORKSPACES.get(key)
-    if found is None or not found.usable:
-        found = _WORKSPACES[key] = create(config=config, device=device)
-    return found
+    with _LOCK:
+        found = _WORKSPACES.get(key)
+        if found is None or not found.usable:
+            found = _WORKSPACES[key] = create(config=config, device=device)
+        return found

@@ -169,8 +169,18 @@ class Lane:
         self.timeline.fence(self._as_block(), stream)
 
     def leave(self, uses: Uses) -> None:
-        """The footprint's last uses are these: they come after all earlier ones."""
-        self.uses, self.events = uses, self.timeline.exact_events(uses)
+        """The footprint's last uses are these: they come after all that `enter` waited for.
+
+        What another capture of the lane took over since stays, with its events.
+        """
+        ordered = self.timeline.clocks.ordered
+        stream = next(iter(uses))
+        for used, epoch in self.uses.items():
+            if used not in uses and not ordered(stream, used, epoch):
+                uses[used] = epoch
+        kept = {used: event for used, event in (self.events or {}).items() if used in uses}
+        self.uses = uses
+        self.events = {**kept, **(self.timeline.exact_events({stream: uses[stream]}) or {})} or None
 
     def _as_block(self) -> Block:
         block = Block.__new__(Block)

@@ -398,6 +398,10 @@ class Lease(Pinnable):
         self._tensors[position] = tensor
         if position < len(SLOTS):
             setattr(self, SLOTS[position], tensor)
+        if stream.capture is not None and self.stream.capture is None:
+            # A lease of before the capture, filled inside: the tensor is the graph's as well.
+            stream.capture.memory.append(tensor)
+            stream = self.request.timeline.outside(stream)
         if position not in self._homes:
             self._provider.received(self.request, position)
         self._homes[position] = (tensor, stream)

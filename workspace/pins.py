@@ -63,6 +63,12 @@ class Pins:
         self.timeline.pins.discard(self)
         for lane in self.lanes:
             lane.drop_graph()
-        for holding in self.kept:
-            holding.unpin()
-        self.lanes, self.kept, self.memory = [], [], []
+        kept, self.lanes, self.kept, self.memory = self.kept, [], [], []
+        first: BaseException | None = None
+        for holding in kept:
+            try:
+                holding.unpin()
+            except BaseException as error:  # the others go all the same: their bytes would be lost
+                first = first or error
+        if first is not None:
+            raise first

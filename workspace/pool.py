@@ -184,6 +184,13 @@ class Pool:
                 given += nbytes
         return given
 
+    def gather(self, nbytes: int) -> bool:
+        """Make idle slabs that are large enough one block each, whatever homes divide them; whether any was divided."""
+        divided = [slab for slab in self.slabs if slab.nbytes >= nbytes and slab.first.next is not None and slab.idle()]
+        for slab in divided:
+            self._gather(slab)
+        return bool(divided)
+
     def _gather(self, slab: Slab) -> None:
         """Make an idle slab one free block, whatever homes its blocks had."""
         for block in slab.blocks():

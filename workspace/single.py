@@ -115,12 +115,13 @@ class Persistent:
     """Buffers that live as long as the workspace and are zero once, when they are made."""
 
     def __init__(self, workspace: Workspace) -> None:
-        self._workspace = workspace
+        self._timeline = workspace.timeline
+        self._prefix = workspace.name
         self._buffers: dict[str, Any] = {}
 
     def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
         """See `Workspace.persistent`."""
-        timeline = self._workspace.timeline
+        timeline = self._timeline
         with timeline.lock:
             timeline.ready()
             if fake_mode():
@@ -143,7 +144,7 @@ class Persistent:
             buffer = driver.alloc(nbytes, stream.key)
             with torch.inference_mode(False):
                 tensor = driver.tensor(buffer, 0, tuple(shape), dtype)
-            driver.owner_of(buffer.address, nbytes, self._workspace.owned(name))
+            driver.owner_of(buffer.address, nbytes, f"{self._prefix}/{name}" if self._prefix else name)
             if nbytes:
                 driver.memset(buffer.address, nbytes, 0, stream.key)
             # Any stream may use it from now on, without a fence of its own: made once, so the host may wait.
@@ -152,4 +153,7 @@ class Persistent:
             return tensor
 
     def clear(self) -> None:
-        self._buffers.clear()
+        """Let go of them once the device is idle: their uses were declared to nobody."""
+        if self._buffers:
+            self._timeline.synchronize()
+            self._buffers.clear()

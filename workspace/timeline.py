@@ -65,6 +65,8 @@ class Timeline:
         self.state = ThreadState()
         self.pins: set[Pins] = set()
         self.fences = 0
+        self._begun = 0
+        self._starting: set[int] = set()
         self._spent: deque[int] = deque()
         self._streams: dict[int, Stream] = {}
         self._named: dict[str, Stream] = {}
@@ -111,6 +113,10 @@ class Timeline:
         if self.captures or self.query_captures:
             return self.inside(stream)
         return stream
+
+    def outside(self, stream: Stream) -> Stream:
+        """The stream as it is outside the capture its self belongs to."""
+        return self._streams[stream.key]
 
     def inside(self, stream: Stream) -> Stream:
         """The stream's self in the capture it is part of, or the stream."""
@@ -187,7 +193,7 @@ class Timeline:
             if self.clocks.ordered(stream.id, used, epoch):
                 continue
             owner = self._by_id[used]
-            event = block.events.get(used) if block.events and owner.capture is stream.capture else None
+            event = _recorded(block, used, epoch) if owner.capture is stream.capture else None
             self.wait(event or self._owed(owner, epoch, stream), stream)
             made += 1
         self.fences += made
@@ -214,7 +220,7 @@ class Timeline:
             owner = self._by_id[used]
             if owner.capture is not stream.capture:
                 return False
-            recorded = (block.events and used in block.events) or (owner.last and owner.last.epoch >= epoch)
+            recorded = _recorded(block, used, epoch) or (owner.last and owner.last.epoch >= epoch)
             if not recorded and owner.capture is None and self.driver.capture_of(owner.key):
                 return False
         return True
@@ -265,7 +271,7 @@ class Timeline:
         for used, epoch in block.uses.items():
             if self.clocks.host.get(used, 0) >= epoch:
                 continue
-            event = block.events.get(used) if block.events else None
+            event = _recorded(block, used, epoch)
             owner = self._by_id[used]
             if event is None:
                 if owner.capture is not None or self.driver.capture_of(owner.key):
@@ -286,14 +292,17 @@ class Timeline:
                 raise CaptureError(f"{stream!r} is synchronised while it captures", "synchronise outside the capture")
             streams = [stream] if stream is not None else self._idle_with_the_device()
             covered = [self.clocks.record(one.id) for one in streams]
+            begun = self._begun
         self._call(self.driver.synchronize, stream.key if stream is not None else None)
         with self.lock:
+            if stream is None and self._begun != begun:
+                return  # the driver leaves capturing streams out, and one began meanwhile: which is not known
             for seen in covered:
                 self.clocks.complete(seen)
 
     def _idle_with_the_device(self) -> list[Stream]:
         """Streams that are idle once the device is: while a capture is open, those the driver can wait for then."""
-        if not self.captures and not self.query_captures:
+        if not self.captures and not self._starting and not self.query_captures:
             return list(self._streams.values())
         driver = self.driver
         return [one for one in self._streams.values() if driver.owned(one.key) and not driver.capture_of(one.key)]
@@ -311,12 +320,15 @@ class Timeline:
     def _beginning(self, key: int) -> None:
         """Uses on the stream that have no event yet get one before it starts capturing."""
         with self.lock:
+            self._begun += 1
+            self._starting.add(key)
             stream = self._streams.get(key)
             if stream is not None:
                 self.record(stream)
 
     def _began(self, key: int, identity: int) -> None:
         with self.lock:
+            self._starting.discard(key)
             opening = self.opening
             if opening is not None and opening.origin.key == key:
                 opening.identity = identity
@@ -370,9 +382,15 @@ class Timeline:
 
     def drain(self) -> None:
         """Run what finalisers left behind. Called with the lock held, before a placement."""
+        first: BaseException | None = None
         while self.finished:
-            self.finished.popleft()()
+            try:
+                self.finished.popleft()()
+            except BaseException as error:  # the other steps are run all the same: their bytes would be lost
+                first = first or error
         self.refresh()
+        if first is not None:
+            raise first
         if self.deferred and not self.captures:
             waiting, self.deferred = self.deferred, []
             for step in waiting:
@@ -388,6 +406,12 @@ class Timeline:
             parent=self._pid,
         )
         self.refresh()
+
+
+def _recorded(block: Block, used: int, epoch: int) -> Event | None:
+    """The event recorded for a use, unless the stream has used the block again since."""
+    event = block.events.get(used) if block.events else None
+    return event if event is not None and event.epoch >= epoch else None
 
 
 _TIMELINES: weakref.WeakSet[Timeline] = weakref.WeakSet()

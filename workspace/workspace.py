@@ -42,12 +42,13 @@ from workspace.timeline import Timeline
 new_object = object.__new__
 
 
-def _finish(timeline: Timeline, strategy: WorkspaceProvider) -> None:
+def _finish(timeline: Timeline, strategy: WorkspaceProvider, persistent: Persistent) -> None:
     """Give back what a dropped workspace held; the uses of its slabs cannot be awaited while a capture is open."""
     if timeline.captures:
-        timeline.deferred.append(partial(_finish, timeline, strategy))
+        timeline.deferred.append(partial(_finish, timeline, strategy, persistent))
         timeline.refresh()
     else:
+        persistent.clear()
         strategy.close()
 
 
@@ -106,7 +107,9 @@ class Workspace:
         if reservation is None:
             # Dropped without close(): uses may be unfinished, so the slabs go only once they are over. Where another
             # workspace shares the provider, that one sees to it.
-            weakref.finalize(self, timeline.later, partial(_finish, timeline, strategy)).atexit = False
+            weakref.finalize(
+                self, timeline.later, partial(_finish, timeline, strategy, self._persistent)
+            ).atexit = False
         self._locked = False
         self._closed = False
 
@@ -262,10 +265,20 @@ class Workspace:
             lease.uses = {}
 
     def await_works(self, lease: Lease, works: list[Any]) -> None:
-        """Wait, on the acquiring stream, for the collectives a lease was given to."""
+        """Wait, on the acquiring stream, for the collectives a lease was given to: for all, also when one fails.
+
+        What failed is waited for again by the next release; its error is raised, and the lease stays held.
+        """
+        failed: list[tuple[Any, BaseException]] = []
         with self.on(lease.stream):
             for work in works:
-                work.wait()
+                try:
+                    work.wait()
+                except BaseException as error:  # whatever a backend raises: the others are waited for all the same
+                    failed.append((work, error))
+        if failed:
+            lease._works = [work for work, _ in failed]
+            raise failed[0][1]
 
     # -- streams ---------------------------------------------------------------------------------------------
     def stream(self, name: str, *, communication: bool = False) -> Stream:
@@ -496,9 +509,12 @@ class Workspace:
     # -- owners and end ----------------------------------------------------------------------------------------
     def owner(self, name: str) -> Workspace:
         """The workspace of one owner, on the same timeline; its own strategy where the setting `owners` names one."""
-        found = self.children.get(name)
-        if found is None:
-            found = self.children[name] = self._child(name, self)
+        with self.timeline.lock:
+            found = self.children.get(name)
+            if found is None:
+                found = self.children[name] = self._child(name, self)
+                if self._locked and found.provider is not self.provider:
+                    found.lock()
         return found
 
     def close(self) -> None:
@@ -510,15 +526,10 @@ class Workspace:
             return
         with self.timeline.lock:
             self.timeline.settle_releases()
+            for one in (self, *self._own_children()):
+                one._check_idle()
             for child in self._own_children():
                 child.close()
-            held = self.provider.held().allocated if self.provider.lends_tensors else 0
-            graphs = self.graphs
-            if held or graphs:
-                raise LockError(
-                    f"close() while {held} bytes are on lease and {graphs} graphs exist",
-                    "release leases, single tensors and graphs first",
-                )
             self._persistent.clear()
             self.provider.close()
             self._closed = True
@@ -536,6 +547,14 @@ class Workspace:
     def _own_children(self) -> list[Workspace]:
         """Workspaces of owners with a strategy of their own; the others share this one's provider."""
         return [child for child in self.children.values() if child.provider is not self.provider]
+
+    def _check_idle(self) -> None:
+        held = self.provider.held().allocated if self.provider.lends_tensors else 0
+        if held or self.graphs:
+            raise LockError(
+                f"close() of {self!r} while {held} bytes are on lease and {self.graphs} graphs exist",
+                "release leases, single tensors and graphs first",
+            )
 
     def __enter__(self) -> Workspace:
         return self

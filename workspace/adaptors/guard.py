@@ -38,8 +38,10 @@ class Guard(Adaptor):
         return block
 
     def give_back(self, block: Block | None, stream: Stream) -> None:
-        damage = self._damage(block, stream) if block is not None else None
-        self.inner.give_back(block, stream)
+        try:
+            damage = self._damage(block, stream) if block is not None else None
+        finally:
+            self.inner.give_back(block, stream)
         if damage is not None:
             raise damage
 

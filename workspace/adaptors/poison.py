@@ -42,15 +42,23 @@ class Poison(Adaptor):
         return block
 
     def give_back(self, block: Block | None, stream: Stream) -> None:
-        # A stream that began to capture since would take the fill into its graph, and repeat it at each replay.
-        captured = stream.capture is None and self.timeline.driver.capture_of(stream.key)
-        if block is not None and block.nbytes and not captured and self.timeline.fenceable(block, stream):
+        if block is not None and block.nbytes and self._may_fill(stream) and self.timeline.fenceable(block, stream):
             self.timeline.fence(block, stream)
             request = block.request
             lead = request.lead if request is not None else 0
             self._fill(block.address + lead, block.nbytes - 2 * lead, False, stream)
             block.uses[stream.id] = self.timeline.clocks.epoch[stream.id]
         self.inner.give_back(block, stream)
+
+    def _may_fill(self, stream: Stream) -> bool:
+        """Whether a fill at release lands where the lease was.
+
+        A stream that began to capture since would take it into its graph and repeat it at each replay; one between two
+        segments would do it at once, to bytes that are the graph's; a raw stream may be gone.
+        """
+        if stream.exact and not stream.communication and stream.capture is None:
+            return False
+        return (stream.capture is not None) == bool(self.timeline.driver.capture_of(stream.key))
 
     def fresh(self, request: Request, position: int, stream: Stream) -> Any:
         tensor = self.inner.fresh(request, position, stream)

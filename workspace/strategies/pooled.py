@@ -9,7 +9,7 @@ import torch
 
 from workspace.block import Block, Uses
 from workspace.config import WorkspaceConfig
-from workspace.errors import CapacityError
+from workspace.errors import CapacityError, CaptureError
 from workspace.explain import call_site
 from workspace.lane import Lane, LaneSource
 from workspace.pool import Home, Pool
@@ -94,8 +94,15 @@ class Pooled:
         if self._grows_first(request, stream):
             try:
                 return self._grow(request, stream)
-            except CapacityError:
-                pass  # a fence needs no memory: it is the answer to a full device
+            except (CapacityError, CaptureError):
+                # A fence needs no memory: it is the answer to a full device. Growth may have coalesced what was found.
+                ready = self._ordered(request, stream)
+                again = ready or self.pool.pending(request.nbytes, stream, self.homes(stream))
+                if again is None:
+                    raise
+                if again is ready:
+                    return again
+                pending = again
         self._fence(pending, request, stream)
         return pending
 
@@ -110,7 +117,7 @@ class Pooled:
         """Nothing free fits: what graphs that are gone had pinned may, else the pool grows, or refuses."""
         graphs = len(self.timeline.pins)
         self.timeline.settle_releases()
-        if len(self.timeline.pins) < graphs:
+        if len(self.timeline.pins) < graphs or self.pool.gather(request.nbytes):
             self.pool.consolidate()
             return self._ordered(request, stream) or self._unordered(request, stream)
         if self.locked or not self._may_grow:
@@ -196,7 +203,7 @@ class Pooled:
         events = dict(block.events or {})
         for used in block.uses:
             owner = self.timeline.stream_of(used)
-            if used in events:
+            if used in events and events[used].epoch >= block.uses[used]:
                 continue
             if self.config.recording == "exact" or owner.exact:
                 if owner.capture is None and self.timeline.driver.capture_of(owner.key):
@@ -229,6 +236,8 @@ class Pooled:
         if missing <= 0:
             return
         # One slab: two would refuse a layout that fits their sum. Idle ones are given up for it.
+        idle = self.pool.idle()
+        self.source.check(missing + idle, idle)
         idle = self.pool.give_up_idle()
         self.pool.grow(missing + idle, self.timeline.current())
 
