@@ -133,7 +133,7 @@ def single_dies_in_another_thread(bench: Bench) -> None:
     with ws.timeline.lock:
         tensors.clear()
         gc.collect(0)
-        lease = ws.acquire(BLOCK, N=nbytes)
+    lease = ws.acquire(BLOCK, N=nbytes)
     bench.fill(lease.data, 4)
     bench.expect(bench.copy(lease.data), 4)
     lease.release()
