@@ -7,6 +7,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from typing import Any
 
 import attrs
 import torch
@@ -189,7 +190,7 @@ class Layout:
     16384
     """
 
-    __slots__ = ("__weakref__", "_resolved", "dim_names", "exclusive", "family", "name", "specs")
+    __slots__ = ("__weakref__", "_resolved", "dim_names", "exclusive", "family", "latest", "name", "specs")
 
     def __init__(
         self, name: str, /, *, exclusive: tuple[Exclusive, ...] = (), family: str | None = None, **specs: TensorSpec
@@ -210,6 +211,7 @@ class Layout:
         self.exclusive = exclusive
         self.family = family
         self.dim_names = frozenset(dim for one in specs.values() for axis in one.shape for dim in _names(axis))
+        self.latest: Any = None  # the request leased last, by whichever workspace: a look-up saved
         self._resolved: dict[tuple[tuple[str, int], ...], Resolved] = {}
 
     def __repr__(self) -> str:

@@ -24,8 +24,8 @@ class Request:
         Bytes to place, alignment slack, guard bands and all.
     lead
         Bytes before the first tensor that belong to a guard band.
-    timeline
-        The workspace's.
+    key, timeline
+        The workspace's: the key tells it from others without keeping it alive.
     lease_type
         The `Lease` with the layout's tensors as properties.
     shelves, ready
@@ -36,15 +36,16 @@ class Request:
     """
 
     __slots__ = (
-        "align", "dims", "extents", "index", "lead", "lease_type", "nbytes", "owner", "payload", "ready",
+        "align", "dims", "extents", "index", "key", "lead", "lease_type", "nbytes", "owner", "payload", "ready",
         "resolved", "shelves", "timeline", "zero",
     )  # fmt: skip
 
     def __init__(
-        self, resolved: Resolved, owner: str, workspace: Workspace, *, zero: bool = False, band: int = 0
+        self, resolved: Resolved, owner: str, workspace: Workspace, key: object, *, zero: bool = False, band: int = 0
     ) -> None:
         self.resolved = resolved
         # Not the workspace itself: blocks remember requests, and would keep a dropped workspace alive.
+        self.key = key
         self.timeline = workspace.timeline
         self.dims = dict(resolved.dims)
         self.lease_type = lease_type(resolved.layout)

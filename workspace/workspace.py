@@ -99,6 +99,7 @@ class Workspace:
         self.singles: dict[int, Single] = {}
         self.children: dict[str, Workspace] = {}
         self._child = child
+        self._key = object()
         self._requests: dict[tuple[Any, ...], Request] = {}
         self._resolved: dict[tuple[Resolved, bool], Request] = {}
         self._single_layouts: dict[tuple[Any, ...], Layout] = {}
@@ -158,19 +159,28 @@ class Workspace:
             GradModeError
                 Autograd records and ``allow_grad`` is off.
             """
-            try:
-                request = self._requests[(layout, *dims.values())]
-            except (KeyError, TypeError):  # not yet known; or an unhashable dim, which `_request` refuses by name
-                return self._lease(layout, **dims)
-            # The key holds the values only, which is all that differs from call to call at one place in the model.
-            if request.dims != dims:
-                return self._lease(layout, **dims)
+            # The layers of a step lease a layout at the same dims, one after the other.
+            request = layout.latest
+            if request is None or request.dims != dims or request.key is not self._key:
+                request = self._known(layout, dims)
+                if request is None:
+                    return self._lease(layout, **dims)
+                layout.latest = request
             # What `Lease.of` does, without the call.
             lease = new_object(request.lease_type)
             lease.request = request
             lease.workspace = self
             lease._state = IDLE
             return lease
+
+    def _known(self, layout: Layout, dims: dict[str, Any]) -> Request | None:
+        """The request of a layout and dims that have been leased before."""
+        try:
+            request = self._requests[(layout, *dims.values())]
+        except (KeyError, TypeError):  # not yet known; or an unhashable dim, which `_request` refuses by name
+            return None
+        # The key holds the values only: the names are compared.
+        return request if request.dims == dims else None
 
     def _lease(self, layout: Layout, /, *, stream: object = CURRENT, zero: bool = False, **dims: int) -> Lease:
         """A lease that is not yet known, or has a stream or zeros asked for."""
@@ -210,7 +220,7 @@ class Workspace:
             if len(self._resolved) >= REQUESTS_KEPT:
                 self._resolved.clear()
                 self._requests.clear()
-            found = Request(resolved, self.owned(layout.name), self, zero=zero, band=self.band)
+            found = Request(resolved, self.owned(layout.name), self, self._key, zero=zero, band=self.band)
             self._resolved[resolved, zero] = found
         if not zero:
             self._requests[(layout, *dims.values())] = found
@@ -533,6 +543,8 @@ class Workspace:
             self._persistent.clear()
             self.provider.close()
             self._closed = True
+            for request in self._resolved.values():
+                request.resolved.layout.latest = None
 
     @property
     def usable(self) -> bool:
