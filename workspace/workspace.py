@@ -131,7 +131,7 @@ class Workspace:
         def lease(self, layout: Layout, /, *, stream: object = ..., zero: bool = ..., **dims: int) -> Lease: ...
 
     else:
-        # Keyword defaults would cost a twentieth of a steady lease, at every lease.
+        # Without keyword defaults, which every steady lease would pay for.
         def lease(self, layout, /, **dims):
             """A lease of a layout, acquired by ``with``.
 
