@@ -44,7 +44,6 @@ def double(x: torch.Tensor, out: torch.Tensor) -> None:
 def test_out_form_that_keeps_the_rules(register: Callable[..., Any], dtype: torch.dtype) -> None:
     """Every element written, nothing else touched, nothing kept."""
 
-
     def copies(x: torch.Tensor, out: torch.Tensor) -> None:
         out.copy_(x)
 
@@ -184,6 +183,36 @@ def test_partial_arguments(register: Callable[..., Any]) -> None:
     assert any("'state'" in found for found in findings(op, *args))
     with pytest.raises(Unsupported, match="does not declare x mutated"):
         findings(op, *args, partial=("x",))
+
+
+def test_scratch_arguments(register: Callable[..., Any]) -> None:
+    """Scratch need not be written in full; what it held may not show in an out, a state or a result."""
+
+    def careful(x: torch.Tensor, out: torch.Tensor, scratch: torch.Tensor) -> None:
+        out.copy_(scratch[: len(x)].copy_(x).mul_(2))
+
+    def careless(x: torch.Tensor, out: torch.Tensor, scratch: torch.Tensor, used: torch.Tensor) -> None:
+        torch.add(x, used.view(torch.uint8).sum(), out=out)
+
+    def remembers(x: torch.Tensor, state: torch.Tensor, scratch: torch.Tensor) -> None:
+        state.copy_(scratch[: len(x)].isnan())
+
+    def returns(x: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
+        return scratch.isnan()
+
+    x, wide = torch.ones(4), torch.empty(9)
+    op = register("careful(Tensor x, Tensor(a!) out, Tensor(b!) scratch) -> ()", careful)
+    assert findings(op, x, torch.empty(4), wide, scratch=("scratch",)) == []
+    op = register("careless(Tensor x, Tensor(a!) out, Tensor(b!) scratch, Tensor(c!) used) -> ()", careless)
+    found = findings(op, x, torch.empty(4), wide, wide, scratch=("scratch", "used"))
+    assert found == ["reads scratch 'used' before it writes it"]
+    op = register("remembers(Tensor x, Tensor(a!) state, Tensor(b!) scratch) -> ()", remembers)
+    found = findings(op, x, torch.zeros(4), wide, partial=("state",), scratch=("scratch",))
+    assert found == ["reads scratch 'scratch' before it writes it"]
+    op = register("returns(Tensor x, Tensor(a!) scratch) -> Tensor", returns)
+    assert findings(op, x, wide, scratch=("scratch",)) == ["reads scratch 'scratch' before it writes it"]
+    with pytest.raises(Unsupported, match="does not declare x mutated"):
+        findings(op, x, wide, scratch=("x",))
 
 
 def test_opcheck_does_not_notice_the_arena(register: Callable[..., Any]) -> None:

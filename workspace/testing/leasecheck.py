@@ -27,6 +27,7 @@ def leasecheck(
     kwargs: Mapping[str, Any] | None = None,
     *,
     partial: Collection[str] = (),
+    scratch: Collection[str] = (),
     raise_exception: bool = True,
 ) -> list[str]:
     """Call an op with every tensor in a lease's place, and report what a lease would not survive.
@@ -34,7 +35,7 @@ def leasecheck(
     Found are: a result, or a view that the op keeps, over a lease's bytes (an op never returns what outlives the
     lease); a returned tensor over an arena of the op's own, which its next call overwrites; writes outside an
     argument; an out that is not written in every element, is read before it is written, or is moved to other memory;
-    and inputs that change although the schema does not declare it.
+    scratch that is read before it is written; and inputs that change although the schema does not declare it.
 
     Parameters
     ----------
@@ -43,8 +44,10 @@ def leasecheck(
     args, kwargs
         Of one call. Tensors are copied; they may be of any device that `workspace.create` knows.
     partial
-        Names of arguments declared mutated that the op need not write in full, and may read: state, scratch. The
-        others are outs.
+        Names of arguments declared mutated that the op need not write in full, and may read: state.
+    scratch
+        Names of arguments declared mutated whose contents mean nothing before the call nor after it: the op need not
+        write them in full, and nothing it leaves may follow what they held. The other mutated arguments are outs.
     raise_exception
         Raise `LeaseCheckError` when there is something to report.
 
@@ -63,11 +66,12 @@ def leasecheck(
     >>> leasecheck(torch.ops.aten.add.out, (torch.ones(3), torch.ones(3)), {"out": torch.empty(3)})
     []
     """
-    call = _Call(op, args, dict(kwargs or {}), frozenset(partial))
+    call = _Call(op, args, dict(kwargs or {}), frozenset(partial), frozenset(scratch))
     with torch.no_grad():
         first, second = call.run(0), call.run(1)
         findings = list(dict.fromkeys(first.findings + second.findings))
         findings += [finding for finding in call.compare(first, second) if finding not in findings]
+        findings += [f"reads scratch {name!r} before it writes it" for name in call.read_first(first)]
     if findings and raise_exception:
         raise LeaseCheckError(call.name, findings)
     return findings
@@ -78,7 +82,7 @@ class _Ran:
 
     def __init__(self) -> None:
         self.findings: list[str] = []
-        self.outs: dict[str, bytes] = {}
+        self.left: dict[str, bytes] = {}  # of every mutated argument but scratch
         self.results: list[torch.Tensor] = []
         self.contents: list[bytes] = []
 
@@ -86,7 +90,9 @@ class _Ran:
 class _Call:
     """An op with its arguments taken apart: tensors by name, everything else in place."""
 
-    def __init__(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any], partial: frozenset[str]) -> None:
+    def __init__(
+        self, op: Any, args: Sequence[Any], kwargs: dict[str, Any], partial: frozenset[str], scratch: frozenset[str]
+    ) -> None:
         self._op = op = _overload(op)
         schema = op._schema
         self.name = str(op)
@@ -94,12 +100,13 @@ class _Call:
         self._given = {**dict(zip(names, args, strict=False)), **kwargs}
         self._positional = names[: len(args)]
         self._mutated = {one.name for one in schema.arguments if one.alias_info is not None and one.alias_info.is_write}
-        unknown = partial - self._mutated
+        unknown = (partial | scratch) - self._mutated
         if unknown:
             raise Unsupported(
                 f"{self.name} does not declare {', '.join(sorted(unknown))} mutated", "name mutated arguments only"
             )
-        self._outs = self._mutated - partial
+        self._scratch = scratch
+        self._outs = self._mutated - partial - scratch
         # What the schema says it returns of its arguments; anything else that is returned must be new.
         self._returned = {
             argument.name
@@ -112,12 +119,13 @@ class _Call:
             label: tensor for name, value in self._given.items() for label, tensor in _tensors(name, value).items()
         }
 
-    def run(self, turn: int) -> _Ran:
-        """Call the op once, its outs filled with the turn's poison."""
+    def run(self, turn: int, changed: str = "") -> _Ran:
+        """Call the op once, outs filled with the turn's poison; scratch with the first, but for the changed one."""
         ran, arena = _Ran(), Arena(self._tensors)
         for label, one in arena.placed.items():
-            if _argument(label) in self._outs:
-                arena.view(label).fill_(poison(one.dtype, turn))
+            name = _argument(label)
+            if name in self._outs or name in self._scratch:
+                arena.view(label).fill_(poison(one.dtype, turn if name in self._outs else int(name == changed)))
         tensors = {label: arena.tensor(label) for label in arena.placed}
         given = {name: _replaced(name, value, tensors) for name, value in self._given.items()}
         torch.manual_seed(SEED)
@@ -128,8 +136,8 @@ class _Call:
         ran.findings += arena.damage()
         for label, one in arena.placed.items():
             ran.findings += self._look_at(arena, label, one, tensors[label])
-            if _argument(label) in self._outs:
-                ran.outs[label] = arena.read(one.offset, one.nbytes)
+            if _argument(label) in self._mutated - self._scratch:
+                ran.left[label] = arena.read(one.offset, one.nbytes)
         self._look_at_results(arena, result, ran)
         del tensors, given, result
         ran.findings += [f"keeps a view of {label!r}" for label in arena.kept()]
@@ -155,8 +163,10 @@ class _Call:
     def compare(self, first: _Ran, second: _Ran) -> list[str]:
         """What two calls tell that one does not."""
         findings = []
-        for label, before in first.outs.items():
-            after, dtype = second.outs[label], self._tensors[label].dtype
+        for label, before in first.left.items():
+            if _argument(label) not in self._outs:
+                continue
+            after, dtype = second.left[label], self._tensors[label].dtype
             unwritten, different = _elements(before, after, dtype)
             if unwritten:
                 findings.append(f"leaves {unwritten} elements of {label!r} unwritten")
@@ -170,6 +180,15 @@ class _Call:
             if _bytes(tensor) != contents:
                 findings.append("returns memory of its own arena: a second call changes what the first returned")
         return findings
+
+    def read_first(self, first: _Ran) -> list[str]:
+        """Scratch whose old contents show in what a call leaves."""
+        found = []
+        for name in sorted(self._scratch):
+            other = self.run(0, changed=name)
+            if (other.left, other.contents) != (first.left, first.contents):
+                found.append(name)
+        return found
 
 
 def _overload(op: Any) -> Any:

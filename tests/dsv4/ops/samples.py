@@ -196,7 +196,7 @@ def outs(name: str, inputs: tuple[Any, ...], fill: float = 0.0) -> tuple[list[to
     given = {key: inputs[place] for place, key, _ in op._places}
     like, dims = op._bind(given, [None] * (len(op.outs) + len(op.scratch)))
     made = []
-    for spec in op.specs(like, **dims, **DIMS.get(name, {})).values():
+    for spec in op.specs(like, **(DIMS.get(name, {}) | dims)).values():
         tensor = torch.empty(spec.resolve({})[0], dtype=spec.dtype)
         made.append(tensor.fill_(fill if tensor.is_floating_point() else 77))
     return made[: len(op.outs)], made[len(op.outs) :]
