@@ -24,26 +24,28 @@ class Clocks:
     Not thread-safe: the caller's lock covers the check, the device calls and the hand-out.
     """
 
-    __slots__ = ("_next", "epoch", "host", "seen")
+    __slots__ = ("_next", "_waited", "epoch", "host", "seen")
 
     def __init__(self) -> None:
         self._next = 0
         self.epoch: dict[int, int] = {}
         self.seen: dict[int, Seen] = {}
         self.host: Seen = {}
+        self._waited: dict[int, int] = {}  # the epoch of a stream's own in which it waited last
 
     def add(self) -> int:
         """A new stream, which has seen nothing; its first epoch is 1. Ids are never reused."""
         self._next += 1
         self.epoch[self._next] = 1
         self.seen[self._next] = {}
+        self._waited[self._next] = 0
         return self._next
 
     def forget(self, streams: Iterable[int]) -> None:
         """Drop streams that nothing will be asked about again (a capture's, at its end)."""
         for stream in streams:
             del self.epoch[stream]
-            del self.seen[stream]
+            del self.seen[stream], self._waited[stream]
 
     def record(self, stream: int) -> Seen:
         """Close the stream's epoch and return what an event recorded now covers.
@@ -58,7 +60,13 @@ class Clocks:
 
     def wait(self, stream: int, covered: Seen) -> None:
         """The stream's later work comes after the event. Called *after* the device's wait has returned."""
-        merge(self.seen[stream], covered)
+        seen = self.seen[stream]
+        if covered.get(stream, 0) >= self._waited[stream]:
+            # The event comes after all this stream has waited for, so it knows at least as much: nothing to compare.
+            seen.update(covered)
+        else:
+            merge(seen, covered)
+        self._waited[stream] = self.epoch[stream]
 
     def complete(self, covered: Seen) -> None:
         """The host has seen the event complete: everything it covers precedes whatever is enqueued from now on."""
@@ -75,7 +83,7 @@ class Clocks:
         for stream in streams:
             merge(covered, self.record(stream))
         for stream in streams:
-            merge(self.seen[stream], covered)
+            self.wait(stream, covered)
 
 
 def merge(into: Seen, other: Seen) -> None:

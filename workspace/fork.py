@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from workspace.errors import CaptureError, ForkError, WorkspaceError
-from workspace.holding import Holding
+from workspace.holding import Held, Holding
 from workspace.streams import Stream
 
 if TYPE_CHECKING:
@@ -27,19 +27,17 @@ class Fork:
     ...         indexer(scratch.q8)
     """
 
-    __slots__ = ("_branches", "_flagged", "_held", "_leases", "_parent", "_timeline")
+    __slots__ = ("_branches", "_flagged", "_foreign", "_held", "_parent", "_timeline")
 
     def __init__(self, timeline: Timeline, streams: tuple[Stream, ...]) -> None:
         self._timeline = timeline
         self._branches = streams
-        self._leases: list[Holding] = []
         self._parent: Stream | None = None
 
     def __enter__(self) -> Fork:
         timeline = self._timeline
         if self._parent is not None:
             raise ForkError("a fork is entered twice", "call ws.fork(...) for each")
-        held = self._held = timeline.state.held
         with timeline.lock:
             if timeline.refusal is not None:
                 raise timeline.refusal
@@ -57,10 +55,22 @@ class Fork:
             for stream in branches:
                 timeline.wait(event, stream)
             self._parent = parent
-        self._leases = held.holdings()
-        self._flagged = [lease for lease in self._leases if lease.forked()]
-        held[self] = None
+        self._enclose(timeline.state.held, parent)
         return self
+
+    def _enclose(self, held: Held, parent: Stream) -> None:
+        """Stand behind the leases that the branches may use, among what the thread holds."""
+        self._held = held
+        self._flagged: list[Holding] = []
+        self._foreign: list[Holding] = []
+        for one in tuple(held):
+            if isinstance(one, Holding):
+                if one.forked():
+                    self._flagged.append(one)
+                # The acquirer's own join puts a use before whatever the acquirer does next; another's must be told.
+                if one.stream is not parent:
+                    self._foreign.append(one)
+        held[self] = None
 
     def _refuse_capturing(self, parent: Stream) -> None:
         """Waiting for an eager parent would break the capture a branch is part of."""
@@ -80,7 +90,8 @@ class Fork:
         """The branch on one of the fork's streams: work inside its ``with`` goes there."""
         if self._parent is None:
             raise ForkError("a branch is entered outside its fork", "use it inside `with ws.fork(...) as branch`")
-        if all(one.key != stream.key for one in self._branches):
+        # In a capture the branches are the streams' selves there, which the caller does not know.
+        if stream not in self._branches and all(one.key != stream.key for one in self._branches):
             raise ForkError(f"{stream!r} is not one of the fork's streams", "name it in ws.fork(...)")
         return Branch(self._timeline, stream.key)
 
@@ -92,12 +103,12 @@ class Fork:
         if parent is None:
             return
         inside = held.acquired_inside(self)
-        entered = {id(lease) for lease in held.holdings()} - {id(lease) for lease in inside}
+        foreign = self._still_held(inside) if self._foreign else ()
         del held[self]
         with timeline.lock:
             for stream in self._branches:
                 try:
-                    self._join(stream, parent, entered)
+                    self._join(stream, parent, foreign)
                 except WorkspaceError as failed:
                     # The other branches are joined all the same, and the error of the body is the one that arrives.
                     if error is None:
@@ -113,14 +124,17 @@ class Fork:
         if kind is None and error is not None:
             raise error
 
-    def _join(self, stream: Stream, parent: Stream, entered: set[int]) -> None:
+    def _still_held(self, inside: list[Holding]) -> list[Holding]:
+        """Leases of other streams than the parent that were held when the fork began and have not been let go since."""
+        return [lease for lease in self._foreign if lease in self._held and lease not in inside]
+
+    def _join(self, stream: Stream, parent: Stream, foreign: list[Holding] | tuple[()]) -> None:
         timeline = self._timeline
         epoch = timeline.clocks.epoch[stream.id]
         timeline.wait(timeline.record(stream), parent)
-        for lease in self._leases:
-            # The acquirer's own join puts the use before whatever the acquirer does next, and one by a branch that is
-            # itself to be joined goes with that branch: nothing to remember.
-            if lease.stream is not parent and id(lease) in entered and not self._encloses(parent, lease):
+        for lease in foreign:
+            # A join by a branch that is itself to be joined goes with that branch: nothing to remember.
+            if not self._encloses(parent, lease):
                 lease.joined(stream, epoch)
 
     def _encloses(self, parent: Stream, lease: Holding) -> bool:
@@ -130,19 +144,20 @@ class Fork:
 class Branch:
     """Makes a stream current for a ``with`` block."""
 
-    __slots__ = ("_before", "_key", "_timeline")
+    __slots__ = ("_before", "_driver", "_key")
 
     def __init__(self, timeline: Timeline, key: int) -> None:
-        self._timeline = timeline
+        self._driver = timeline.driver
         self._key = key
-        self._before: list[int] = []
+        self._before: tuple[int, Any] | None = None  # the stream that was current, and so on outwards
 
     def __enter__(self) -> None:
-        driver = self._timeline.driver
-        self._before.append(driver.current_stream())
+        driver = self._driver
+        self._before = driver.current_stream(), self._before
         driver.set_stream(self._key)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._timeline.driver.set_stream(self._before.pop())
+        key, self._before = self._before  # type: ignore[misc]
+        self._driver.set_stream(key)

@@ -37,6 +37,8 @@ class Held(dict["Holding | Fork", None]):
 
     def acquired_inside(self, fork: Fork) -> list[Holding]:
         """What was acquired since a fork began."""
+        if next(reversed(self), None) is fork:
+            return []
         return [one for one in self._behind(fork) if isinstance(one, Holding)]
 
     def _behind(self, mark: Holding | Fork) -> list[Holding | Fork]:

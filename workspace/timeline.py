@@ -106,6 +106,14 @@ class Timeline:
         key = self.driver.stream_key(stream)
         return self._streams.get(key) or self._add(key, f"stream {key}")
 
+    def all_of(self, streams: tuple[object, ...]) -> tuple[Stream, ...]:
+        """The `Stream` behind each of some stream objects; see `of`."""
+        known = self._by_id
+        for one in streams:
+            if type(one) is not Stream or known.get(one.id) is not one:
+                return tuple(self.of(stream) for stream in streams)
+        return streams  # type: ignore[return-value]
+
     def current(self) -> Stream:
         """The caller's current stream; inside a capture, the stream's second self there."""
         key = self.current_key()
@@ -238,14 +246,22 @@ class Timeline:
             stream.last = event
         epoch = self.clocks.epoch[stream.id]
         covered = self.clocks.record(stream.id)
-        self._call(self.driver.record, event.handle, stream.key)
+        try:
+            self.driver.record(event.handle, stream.key)
+        except DriverError as error:
+            self._note(error)
+            raise
         event.covered = covered
         event.epoch = epoch
         return event
 
     def wait(self, event: Event, stream: Stream) -> None:
         """Make the stream's later work wait for the event."""
-        self._call(self.driver.wait, event.handle, stream.key)
+        try:
+            self.driver.wait(event.handle, stream.key)
+        except DriverError as error:
+            self._note(error)
+            raise
         self.clocks.wait(stream.id, event.covered)
 
     def exact_event(self, stream: Stream) -> Event:
@@ -311,10 +327,14 @@ class Timeline:
         try:
             return verb(*arguments)
         except DriverError as error:
-            if error.fields.get("sticky"):
-                self.refusal = error
-                self.refresh()
+            self._note(error)
             raise
+
+    def _note(self, error: DriverError) -> None:
+        """After an error that the device keeps reporting, everything is refused."""
+        if error.fields.get("sticky"):
+            self.refusal = error
+            self.refresh()
 
     # -- captures --------------------------------------------------------------------------------------------
     def _beginning(self, key: int) -> None:

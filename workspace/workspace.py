@@ -305,7 +305,7 @@ class Workspace:
 
     def fork(self, *streams: Stream) -> Fork:
         """Fork the current stream to others, and join them on exit; see `Fork`."""
-        return Fork(self.timeline, tuple(self.timeline.of(stream) for stream in streams))
+        return Fork(self.timeline, self.timeline.all_of(streams))
 
     def event(self) -> WorkspaceEvent:
         """An event whose order every workspace of the device knows."""

@@ -169,3 +169,17 @@ def test_merge_keeps_the_larger_epoch_of_each_stream() -> None:
     into = {1: 5, 2: 1}
     merge(into, {1: 3, 2: 4, 3: 1})
     assert into == {1: 5, 2: 4, 3: 1}
+
+
+def test_an_event_of_before_a_wait_takes_no_knowledge_away() -> None:
+    """A stream that waited since the event's stream heard of it last keeps the later epochs it knows."""
+    clocks = Clocks()
+    one, two, three = (clocks.add() for _ in range(3))
+    early = clocks.record(three)
+    clocks.wait(two, clocks.record(one))
+    clocks.wait(two, early)
+    stale = clocks.record(two)  # comes after the first epoch of each, but not after what `one` waits for next
+    late = clocks.record(three)
+    clocks.wait(one, late)
+    clocks.wait(one, stale)
+    assert clocks.ordered(one, three, late[three])

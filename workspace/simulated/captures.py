@@ -20,17 +20,14 @@ ISOLATION = "cudaErrorStreamCaptureIsolation"
 UNSUPPORTED = "cudaErrorStreamCaptureUnsupported"
 
 
-class Captures:
-    """Captures in progress on one device. Called with the device's lock held."""
+class Captures(dict[int, Capture]):
+    """Captures in progress on one device, by number. Called with the device's lock held."""
 
     def __init__(self, streams: StreamTable) -> None:
+        super().__init__()
         self._streams = streams
-        self._open: dict[int, Capture] = {}
         self._next = 1
         self.relaxed = Relaxed()
-
-    def __bool__(self) -> bool:
-        return bool(self._open)
 
     def begin(self, state: StreamState, mode: Mode, log: bool) -> Capture:
         """A capture that begins on a stream."""
@@ -49,7 +46,7 @@ class Captures:
             )
         capture = Capture(self._next, state.key, mode, threading.get_ident(), log)
         self._next += 1
-        self._open[capture.id] = state.capture = capture
+        self[capture.id] = state.capture = capture
         return capture
 
     def end(self, state: StreamState) -> Capture:
@@ -83,7 +80,7 @@ class Captures:
     def close(self, capture: Capture) -> None:
         """The streams of a capture are ordinary streams again."""
         capture.open = False
-        del self._open[capture.id]
+        del self[capture.id]
         for state in self._streams.values():
             if state.capture is capture:
                 state.capture = None
@@ -142,10 +139,10 @@ class Captures:
 
     def refuse_unsafe(self, verb: str) -> None:
         """Calls that a global capture forbids to every thread, and a thread-local one to its own."""
-        if not self._open or self.relaxed.active():
+        if not self or self.relaxed.active():
             return
         me = threading.get_ident()
-        hit = [c for c in self._open.values() if c.mode == "global" or (c.mode == "thread_local" and c.thread == me)]
+        hit = [c for c in self.values() if c.mode == "global" or (c.mode == "thread_local" and c.thread == me)]
         if hit:
             self.broken(
                 f"{verb} while capture {', '.join(str(c.id) for c in hit)} is in progress ({UNSUPPORTED})",
@@ -165,11 +162,11 @@ class Captures:
 
     def refuse_device(self, verb: str) -> None:
         """Calls that cover every stream, while any is capturing."""
-        if self._open:
+        if self:
             self.broken(
                 f"{verb} while a stream is capturing ({UNSUPPORTED})",
                 "make the call before or after the capture",
-                *self._open.values(),
+                *self.values(),
             )
 
     def refuse_legacy(self) -> None:

@@ -32,7 +32,7 @@ class SimulatedDriver:
         # Verbs that need no relaxed mode are the device's own; every acquire asks for the current stream, and each
         # layer in between costs as much as the answer.
         self.current_stream: Callable[[], int] = simulated.streams.current
-        self.set_stream = simulated.set_stream
+        self.set_stream = simulated.streams.set_current
         self.new_stream = simulated.new_stream
         self.capture_of = simulated.capture_of
         self.new_event = simulated.new_event

@@ -57,12 +57,15 @@ _join = Fork._join
 
 def _unwaited(self: Fork, *arguments: Any) -> None:
     """The bookkeeping of a join, without the device hearing of it."""
-    timeline: Any = self._timeline
-    timeline._call = _nothing
+    driver: Any = self._timeline.driver
+    verbs = {name: getattr(driver, name) for name in ("record", "wait")}
+    for name in verbs:
+        setattr(driver, name, _nothing)
     try:
         _join(self, *arguments)
     finally:
-        del timeline._call
+        for name, verb in verbs.items():
+            setattr(driver, name, verb)
 
 
 def _handed_out_twice(self: Pool, block: Block, nbytes: int, home: int) -> Block:
