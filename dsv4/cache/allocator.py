@@ -17,6 +17,11 @@ class BlockAllocator:
         The group, for errors.
     blocks
         How many there are: numbers 0 to blocks - 1.
+
+    Attributes
+    ----------
+    peak
+        Most blocks that were taken at once.
     """
 
     def __init__(self, name: str, blocks: int) -> None:
@@ -26,6 +31,7 @@ class BlockAllocator:
         self.blocks = blocks
         self._free = list(range(blocks - 1, -1, -1))
         self._taken: set[int] = set()
+        self.peak = 0
 
     @property
     def free_blocks(self) -> int:
@@ -43,6 +49,7 @@ class BlockAllocator:
             )
         taken = [self._free.pop() for _ in range(count)]
         self._taken.update(taken)
+        self.peak = max(self.peak, len(self._taken))
         return taken
 
     def give_back(self, blocks: Iterable[int]) -> None:

@@ -8,35 +8,13 @@ import attrs
 import torch
 
 from dsv4.cache.allocator import BlockAllocator
-from dsv4.cache.groups import C4_STATE, C128_STATE, COMPRESSED, COMPRESSED_BLOCK, SWA, SWA_BLOCK, groups_of
-from dsv4.cache.pages import Format, Pages, States, pages_of
+from dsv4.cache.pages import Pages
+from dsv4.cache.paging import RATIO, Paging, Storage
 from dsv4.cache.sequence import Sequence
 from dsv4.config import LayerKind, ModelConfig
-from dsv4.errors import RequestError, listed
+from dsv4.errors import RequestError
 
-RATIO = {LayerKind.C4: 4, LayerKind.C128: 128}
-
-
-@attrs.frozen
-class Storage:
-    """How the caches keep what they hold.
-
-    Attributes
-    ----------
-    keys
-        `Format.FP8_DS_MLA` or `Format.PLAIN`, of the window's keys and of compressed ones.
-    indexer
-        `Format.INDEXER_FP8`, `Format.INDEXER_FP4` or `Format.PLAIN`.
-    plain
-        Dtype of plain rows.
-    states
-        Dtype of compressor states: float32, or float64 for a model in it.
-    """
-
-    keys: Format = Format.FP8_DS_MLA
-    indexer: Format = Format.INDEXER_FP8
-    plain: torch.dtype = torch.float32
-    states: torch.dtype = torch.float32
+__all__ = ["RATIO", "Caches", "LayerCaches", "Storage"]
 
 
 @attrs.frozen(eq=False)
@@ -64,24 +42,24 @@ class Caches:
     Parameters
     ----------
     blocks
-        Blocks of each group, by `dsv4.cache.groups` name; `nbytes` says what they take.
+        Blocks of each group, by `dsv4.cache.groups` name; `dsv4.cache.paging.Paging.block_bytes` says what one takes.
     draft
         For the MTP block, one SWA-only layer.
 
     Attributes
     ----------
-    groups, allocators, layers, storage
+    paging, groups, allocators, layers
         What there is.
     """
 
     def __init__(
         self, config: ModelConfig, storage: Storage, blocks: Mapping[str, int], *, draft: bool = False
     ) -> None:
-        check(config, storage)
         self.config = config
         self.storage = storage
-        self.kinds = (LayerKind.SWA,) if draft else config.layer_kinds
-        self.groups = groups_of(config, draft)
+        self.paging = Paging(config, storage, draft)
+        self.kinds = self.paging.kinds
+        self.groups = self.paging.groups
         names = {group.name for group in self.groups}
         if blocks.keys() != names:
             raise RequestError(
@@ -95,65 +73,29 @@ class Caches:
         return Sequence(self.groups, self.allocators)
 
     def _layer(self, kind: LayerKind, blocks: Mapping[str, int]) -> LayerCaches:
-        made = {name: pages.allocate(blocks[group]) for name, (group, pages) in pages_of_layer(self, kind).items()}
+        made = {name: pages.allocate(blocks[group]) for name, (group, pages) in self.paging.of_layer(kind).items()}
         return LayerCaches(**made)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all caches."""
-        return sum(
-            self.allocators[group].blocks * pages.page_bytes
-            for kind in self.kinds
-            for group, pages in pages_of_layer(self, kind).values()
-        )
+        return sum(self.allocators[group].blocks * nbytes for group, nbytes in self.paging.block_bytes().items())
+
+    @property
+    def peak_nbytes(self) -> int:
+        """Bytes of the blocks that were taken at once at most, group by group."""
+        return sum(self.allocators[group].peak * nbytes for group, nbytes in self.paging.block_bytes().items())
 
     @property
     def window_pages(self) -> Pages:
         """Pages of the window's keys."""
-        return self._keys(SWA_BLOCK)
+        return self.paging.window
 
     def compressed_pages(self, kind: LayerKind) -> Pages:
         """Pages of a kind's compressed keys."""
-        return self._keys(COMPRESSED_BLOCK // RATIO[kind])
+        return self.paging.compressed(kind)
 
     @property
     def index_pages(self) -> Pages:
         """Pages of indexer keys."""
-        config = self.config
-        block = COMPRESSED_BLOCK // RATIO[LayerKind.C4]
-        return pages_of(self.storage.indexer, config.index_head_dim, config.qk_rope_head_dim, block, self.storage.plain)
-
-    def _keys(self, block_size: int) -> Pages:
-        config = self.config
-        return pages_of(self.storage.keys, config.head_dim, config.qk_rope_head_dim, block_size, self.storage.plain)
-
-
-def check(config: ModelConfig, storage: Storage) -> None:
-    """Raise `ModelConfigError` where a format cannot hold the model's states."""
-    problems = []
-    plain = config.head_dim - config.qk_rope_head_dim
-    if storage.keys not in (Format.PLAIN, Format.FP8_DS_MLA):
-        problems.append(f"keys are kept as {storage.keys.name}; a key cache is PLAIN or FP8_DS_MLA")
-    if storage.indexer is Format.FP8_DS_MLA:
-        problems.append("indexer keys are kept as FP8_DS_MLA; their cache is PLAIN, INDEXER_FP8 or INDEXER_FP4")
-    if storage.keys is Format.FP8_DS_MLA and plain % 64:
-        problems.append(f"head_dim - qk_rope_head_dim is {plain}; FP8_DS_MLA scales blocks of 64")
-    if storage.indexer is Format.INDEXER_FP4 and config.index_head_dim % 32:
-        problems.append(f"index_head_dim={config.index_head_dim}; INDEXER_FP4 scales blocks of 32")
-    if problems:
-        raise listed("the caches' format", problems)
-
-
-def pages_of_layer(caches: Caches, kind: LayerKind) -> dict[str, tuple[str, Pages | States]]:
-    """Group and pages of each cache of a layer of this kind, by its name in `LayerCaches`."""
-    config, states = caches.config, caches.storage.states
-    found: dict[str, tuple[str, Pages | States]] = {"window": (SWA, caches.window_pages)}
-    if kind is not LayerKind.SWA:
-        found["compressed"] = COMPRESSED, caches.compressed_pages(kind)
-    if kind is LayerKind.C4:
-        found["index"] = COMPRESSED, caches.index_pages
-        found["state"] = C4_STATE, States(4 * config.head_dim, 4, states)
-        found["index_state"] = C4_STATE, States(4 * config.index_head_dim, 4, states)
-    if kind is LayerKind.C128:
-        found["state"] = C128_STATE, States(2 * config.head_dim, 8, states)
-    return found
+        return self.paging.index
