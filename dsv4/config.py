@@ -102,6 +102,38 @@ class ModelConfig:
         return tuple(KIND_OF_RATIO[ratio] for ratio in self.compress_ratios[: self.num_hidden_layers])
 
 
+def reduced(config: ModelConfig, layers: int | None = None, experts: int | None = None) -> ModelConfig:
+    """The first layers and the first routed experts of a model; what is None stays whole.
+
+    Attention keeps its shapes, so that kernels see those of the published models on one GPU. MTP blocks stay.
+
+    Raises
+    ------
+    ModelConfigError
+        There are not as many, or fewer experts than a token is sent to.
+    """
+    layers = config.num_hidden_layers if layers is None else layers
+    experts = config.n_routed_experts if experts is None else experts
+    problems = [
+        f"{what}={wanted!r} of a model that has {there}; it must be 1 to {there}"
+        for what, wanted, there in (
+            ("layers", layers, config.num_hidden_layers),
+            ("experts", experts, config.n_routed_experts),
+        )
+        if type(wanted) is not int or not 1 <= wanted <= there
+    ]
+    if problems:
+        raise listed("the reduced model", problems)
+    ratios = config.compress_ratios
+    return attrs.evolve(
+        config,
+        num_hidden_layers=layers,
+        compress_ratios=ratios[:layers] + ratios[config.num_hidden_layers :],
+        num_hash_layers=min(layers, config.num_hash_layers),
+        n_routed_experts=experts,
+    )
+
+
 MAY_BE_ZERO = frozenset(
     ("n_shared_experts", "num_hash_layers", "bos_token_id", "eos_token_id", "num_nextn_predict_layers")
 )

@@ -15,7 +15,7 @@ from dsv4.config import LayerKind
 from dsv4.engine import Engine
 from dsv4.model import attend, finish, prepare
 from dsv4.model.context import Context
-from dsv4.model.forward import Body, Forward
+from dsv4.model.forward import AllReduce, Body, Forward
 from dsv4.model.linear import linear
 from dsv4.model.metadata import Metadata, metadata
 from dsv4.model.precision import Precision
@@ -65,6 +65,8 @@ class Decoder:
         Whether layers fork to side streams.
     suffix
         Tells the streams and persistent tensors of several micro-batches apart.
+    all_reduce
+        Sums over the ranks of the shard (`dsv4.parallel`); without it a shard of several ranks computes its own part.
     """
 
     def __init__(
@@ -78,9 +80,11 @@ class Decoder:
         *,
         aux_streams: bool = True,
         suffix: str = "",
+        all_reduce: AllReduce | None = None,
     ) -> None:
         self.ws, self.shard, self.precision, self.engine = ws, shard, precision, engine
         self.weights, self.caches, self.aux_streams = weights, caches, aux_streams
+        self.all_reduce = all_reduce
         self.streams = {name: ws.stream(name + suffix) for name in AUX_STREAMS}
         self.main = ws.stream(MAIN + suffix)
         chosen = None
@@ -140,7 +144,8 @@ class Decoder:
         tokens = meta.positions.shape[0]
         conditions = conditions_of(batch, self.shard, "none", self.aux_streams, tokens)
         dims = {kind: dims_of(batch, kind, self.engine, tokens) for kind in set(body.caches.kinds)}
-        return Forward(self.ws, self.shard, self.precision, body, meta, dims, conditions, self.streams, KERNELS)
+        given = self.ws, self.shard, self.precision, body, meta, dims, conditions, self.streams, KERNELS
+        return Forward(*given, self.all_reduce)
 
     def _embed(self, f: Forward, residual: Any) -> None:
         """The embedding, once for each stream."""

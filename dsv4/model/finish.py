@@ -25,6 +25,7 @@ def project_groups(f: Forward, _: Op) -> None:
 
 def project(f: Forward, _: Op) -> None:
     linear(f.projection.z.flatten(1), f.weights.attention.wo_b, out=f.projection.attn_out)
+    f.sum_over_ranks("projection", f.projection.attn_out)
 
 
 def quantised_elsewhere(f: Forward, _: Op) -> None:
@@ -51,7 +52,7 @@ def between_blocks(f: Forward, op: Op) -> None:
     """Out of one block and into the next: which ones, the op's accesses say."""
     into_attention = op.writes[0].startswith("mhc_attn.")
     source, target = (f.mhc_ffn, f.mhc_attn) if into_attention else (f.mhc_attn, f.mhc_ffn)
-    y = f.ffn.y if into_attention else f.projection.attn_out
+    y = f.summed("ffn").y if into_attention else f.summed("projection").attn_out
     own = f.weights.hc_attn if into_attention else f.weights.hc_ffn
     out = target.residual, target.layer_in, target.post, target.comb
     ops.mhc_post_pre(source.residual, source.post, source.comb, y, *_mixing(f, own), out=out)
@@ -60,7 +61,7 @@ def between_blocks(f: Forward, op: Op) -> None:
 def leave(f: Forward, _: Op) -> None:
     """Out of the last block. The results outlive the step, so they are the framework's memory and no lease."""
     s, head, config = f.mhc_ffn, f.body.head, f.config
-    f.residual = ops.mhc_post(s.residual, s.post, s.comb, f.ffn.y)
+    f.residual = ops.mhc_post(s.residual, s.post, s.comb, f.summed("ffn").y)
     f.hidden = ops.hc_head(f.residual, head.fn, head.base, head.scale, head.norm, config.rms_norm_eps, config.hc_eps)
 
 
@@ -68,11 +69,18 @@ def leave(f: Forward, _: Op) -> None:
 
 
 def moe(f: Forward, _: Op) -> None:
+    _experts(f)
+    f.sum_over_ranks("ffn", f.ffn.y)
+
+
+def _experts(f: Forward) -> None:
+    """The shared expert and the routed ones, of this rank each."""
     own, config, x = f.weights.experts, f.config, f.mhc_ffn.layer_in
     with f.ws.lease(experts_layout(f.shard, f.precision), T=f.tokens) as s:
         linear_wide(x, own.gate, out=s.logits)
         factor = config.routed_scaling_factor
         ops.route(s.logits, own.bias, own.table, f.meta.tokens, factor, out=(s.experts, s.weights))
+        _keep_own(f, s.experts)
         scratch = s.rows, s.gate_up, s.act, s.down
         given = x, s.experts, s.weights, own.w13, own.w2, config.swiglu_limit
         if own.shared is None:
@@ -83,6 +91,13 @@ def moe(f: Forward, _: Op) -> None:
         linear(s.shared_act, own.shared.w2, out=f.ffn.y)
         ops.routed_experts(*given, out=s.routed, scratch=scratch)
         f.ffn.y.add_(s.routed)
+
+
+def _keep_own(f: Forward, experts: Any) -> None:
+    """Number this rank's experts from 0; those of other ranks become -1."""
+    if f.shard.tensor_parallel > 1:
+        experts.sub_(f.shard.first_expert)
+        experts.masked_fill_((experts < 0) | (experts >= f.shard.experts), -1)
 
 
 KERNELS: dict[str, Kernel] = {

@@ -20,6 +20,9 @@ from dsv4.topology import EXIT, Acquire, Branch, Break, Conditions, Fork, Node, 
 Kernel = Callable[["Forward", Op], None]
 """Enqueues what one op of the topology stands for, on the caller's current stream."""
 
+AllReduce = Callable[[torch.Tensor], Any]
+"""Starts the sum of a tensor over the ranks, in place; its handle's ``wait()`` orders the caller's current stream."""
+
 
 @attrs.frozen(eq=False)
 class Body:
@@ -61,6 +64,8 @@ class Forward:
         The aux streams by name; the main one is the caller's current stream.
     dims
         Values for the layouts' dims, by kind of layer.
+    all_reduce
+        Of the ranks that share the model; None where there is one.
     given
         Streams [T, S, H] that the MTP block takes from its target; None in a target.
     hidden, residual
@@ -77,7 +82,9 @@ class Forward:
     conditions: Conditions
     streams: dict[str, Any]
     kernels: dict[str, Kernel]
+    all_reduce: AllReduce | None = None
     leases: dict[str, Any] = attrs.field(factory=dict)
+    sums: dict[str, Any] = attrs.field(factory=dict)
     place: int = 0
     given: Any = None
     hidden: Any = None
@@ -160,6 +167,18 @@ class Forward:
                 self._fork(node)
             elif isinstance(node, Break):  # outside a graph there is nothing to break out of
                 self.run(node.nodes)
+
+    def sum_over_ranks(self, lease: str, tensor: Any) -> None:
+        """Start the sum of a tensor of a lease; the lease is released after it, even when nobody reads the sum."""
+        if self.all_reduce is not None:
+            self.sums[lease] = self.all_reduce(tensor)
+            self.leases[lease].until(self.sums[lease])
+
+    def summed(self, lease: str) -> Any:
+        """The lease, whose sum the current stream's next work comes after."""
+        if lease in self.sums:
+            self.sums.pop(lease).wait()
+        return self.leases[lease]
 
     def _acquire(self, name: str) -> None:
         kind = self.weights.kind

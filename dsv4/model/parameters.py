@@ -20,8 +20,9 @@ TOKEN_TABLE = "ffn.gate.tid2eid"
 def parameters(config: ModelConfig) -> Shapes:
     """Shapes by name: embedding, layers, head, and the MTP blocks behind them."""
     hidden, vocabulary = config.hidden_size, config.vocab_size
-    found: Shapes = {"embed.weight": (vocabulary, hidden), "head.weight": (vocabulary, hidden)}
-    found |= _head("", config)
+    found: Shapes = {"embed.weight": (vocabulary, hidden)} | _head("", config)
+    if not config.tie_word_embeddings:
+        found["head.weight"] = (vocabulary, hidden)
     for layer, kind in enumerate(config.layer_kinds):
         found |= block(f"layers.{layer}.", config, kind, layer < config.num_hash_layers)
     for draft in range(config.num_nextn_predict_layers):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -10,15 +11,39 @@ from dsv4.config import ModelConfig
 from dsv4.model.parameters import TOKEN_TABLE, parameters
 
 
-def random_tensors(config: ModelConfig, seed: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    """A checkpoint's tensors under DeepSeek's names; each depends on the seed and its own name only.
+class RandomTensors(Mapping[str, torch.Tensor]):
+    """A checkpoint's tensors under DeepSeek's names, each made when it is asked for, on the CPU.
 
-    Matrices keep the variance of what passes through them. Norm weights scatter around 1; sinks, biases, positional
-    encodings and hyper-connection bases around 0, widely enough that leaving one out shows.
+    A tensor depends on the seed, its own name and its shape only. Matrices keep the variance of what passes through
+    them. Norm weights scatter around 1; sinks, biases, positional encodings and hyper-connection bases around 0,
+    widely enough that leaving one out shows.
+
+    Attributes
+    ----------
+    config
+        The model; `dsv4.config.reduced` makes one that fits.
     """
-    return {
-        name: _tensor(config, name, shape, seed).to(_dtype(name, dtype)) for name, shape in parameters(config).items()
-    }
+
+    def __init__(self, config: ModelConfig, seed: int, dtype: torch.dtype = torch.float32) -> None:
+        self.config, self.seed, self.dtype = config, seed, dtype
+        self.shapes = parameters(config)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return _tensor(self.config, name, self.shapes[name], self.seed).to(_dtype(name, self.dtype))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.shapes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+
+def random_tensors(config: ModelConfig, seed: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    """All of `RandomTensors` at once."""
+    return dict(RandomTensors(config, seed, dtype))
 
 
 def _dtype(name: str, dtype: torch.dtype) -> torch.dtype:
@@ -38,4 +63,4 @@ def _tensor(config: ModelConfig, name: str, shape: tuple[int, ...], seed: int) -
         return 0.1 * noise
     if len(shape) == 1 or name.endswith(("embed.weight", "ape")):
         return noise
-    return noise / shape[1] ** 0.5
+    return noise.div_(shape[1] ** 0.5)

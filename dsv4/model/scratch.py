@@ -150,7 +150,7 @@ def experts_layout(shard: Shard, precision: Precision) -> Layout:
     routed = ops.routed_experts.specs(
         like, K=config.num_experts_per_tok, H=config.hidden_size, I=config.moe_intermediate_size
     )
-    inner = config.moe_intermediate_size * config.n_shared_experts
+    inner = shard.shared_inner
     specs = {"logits": spec("T", config.n_routed_experts, dtype=precision.wide), **chosen}
     specs["shared_gate_up"] = spec("T", 2 * inner, dtype=like)
     specs["shared_act"] = spec("T", inner, dtype=like)

@@ -1,8 +1,9 @@
-"""Weights as the stages use them: fused projections, stacked experts, padded sinks."""
+"""Weights as the stages use them: fused projections, stacked experts, padded sinks, one rank's share of each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import attrs
 import torch
@@ -65,7 +66,7 @@ class SharedExpert:
 
 @attrs.frozen(eq=False)
 class ExpertWeights:
-    """The gate with its bias or its token table; w13 [E, 2I, H] and w2 [E, H, I] of the routed experts."""
+    """The gate with its bias or its token table; w13 [E, 2I, H] and w2 [E, H, I] of this rank's routed experts."""
 
     gate: torch.Tensor
     bias: torch.Tensor | None
@@ -107,24 +108,33 @@ class DraftWeights:
 
 
 class Assembly:
-    """Makes weights from a checkpoint's tensors (see `dsv4.model.parameters` for their names).
+    """Makes a rank's weights from a whole checkpoint's tensors (see `dsv4.model.parameters` for their names).
+
+    Tensors are asked for one by one, so a mapping that reads or makes them on demand is never in memory as a whole.
 
     Parameters
     ----------
     precision
         Matrices take the activations' dtype; what is fp32 in every checkpoint (hyper-connections, sinks, positional
         encodings, biases, norms) its wide one.
+    device
+        Where the weights go.
     """
 
-    def __init__(self, shard: Shard, precision: Precision, tensors: Tensors) -> None:
+    def __init__(
+        self, shard: Shard, precision: Precision, tensors: Tensors, device: torch.device | str = "cpu"
+    ) -> None:
         self.shard = shard
         self.config = shard.config
         self.precision = precision
         self.tensors = tensors
+        self.device = torch.device(device)
 
     def model(self) -> ModelWeights:
         layers = tuple(self._layer(f"layers.{layer}.", kind) for layer, kind in enumerate(self.config.layer_kinds))
-        return ModelWeights(self._matrix("embed.weight"), self._matrix("head.weight"), layers, self._head(""))
+        embed = self._matrix("embed.weight")
+        lm_head = embed if self.config.tie_word_embeddings else self._matrix("head.weight")
+        return ModelWeights(embed, lm_head, layers, self._head(""))
 
     def draft(self, block: int = 0) -> DraftWeights:
         """MTP block number `block`."""
@@ -138,13 +148,20 @@ class Assembly:
             self._head(prefix),
         )
 
-    def _matrix(self, *names: str) -> torch.Tensor:
-        """Rows of one or several matrices, one below the other."""
-        parts = [self.tensors[name].to(self.precision.activations) for name in names]
+    def _matrix(self, *names: str, split: int | None = None) -> torch.Tensor:
+        """Rows of one or several matrices, one below the other; of each this rank's share along dim `split`."""
+        parts = [self._tensor(name, self.precision.activations, split) for name in names]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _wide(self, name: str) -> torch.Tensor:
-        return self.tensors[name].to(self.precision.wide)
+    def _wide(self, name: str, split: int | None = None) -> torch.Tensor:
+        return self._tensor(name, self.precision.wide, split)
+
+    def _tensor(self, name: str, dtype: torch.dtype | None, split: int | None = None) -> torch.Tensor:
+        found = self.tensors[name]
+        if split is not None and self.shard.tensor_parallel > 1:
+            # A copy: a view would keep every rank's share in memory.
+            found = found.chunk(self.shard.tensor_parallel, split)[self.shard.rank].clone()
+        return found.to(self.device, dtype)
 
     def _head(self, prefix: str) -> HyperWeights:
         return self._hyper(f"{prefix}hc_head", f"{prefix}norm.weight")
@@ -164,9 +181,9 @@ class Assembly:
 
     def _attention(self, prefix: str, kind: LayerKind) -> AttentionWeights:
         config, shard = self.config, self.shard
-        sink = torch.full((shard.padded_heads,), float("-inf"), dtype=self.precision.wide)
-        sink[: shard.heads] = self._wide(f"{prefix}attn_sink")
-        grouped = self._matrix(f"{prefix}wo_a.weight").unflatten(0, (shard.groups, config.o_lora_rank))
+        sink = torch.full((shard.padded_heads,), float("-inf"), dtype=self.precision.wide, device=self.device)
+        sink[: shard.heads] = self._wide(f"{prefix}attn_sink", split=0)
+        grouped = self._matrix(f"{prefix}wo_a.weight", split=0).unflatten(0, (shard.groups, config.o_lora_rank))
         indexer = None
         if kind is LayerKind.C4:
             own = f"{prefix}indexer."
@@ -179,10 +196,10 @@ class Assembly:
             self._matrix(f"{prefix}wq_a.weight", f"{prefix}wkv.weight"),
             self._wide(f"{prefix}q_norm.weight"),
             self._wide(f"{prefix}kv_norm.weight"),
-            self._matrix(f"{prefix}wq_b.weight"),
+            self._matrix(f"{prefix}wq_b.weight", split=0),
             sink,
             grouped.transpose(1, 2),
-            self._matrix(f"{prefix}wo_b.weight"),
+            self._matrix(f"{prefix}wo_b.weight", split=1),
             None if kind is LayerKind.SWA else self._compressor(f"{prefix}compressor."),
             indexer,
         )
@@ -195,18 +212,29 @@ class Assembly:
         )
 
     def _experts(self, prefix: str) -> ExpertWeights:
-        each = [f"{prefix}experts.{expert}" for expert in range(self.config.n_routed_experts)]
         bias, table = f"{prefix}gate.bias", f"{prefix}gate.tid2eid"
         shared = None
         if self.config.n_shared_experts:
             own = f"{prefix}shared_experts"
-            w13 = self._matrix(f"{own}.w1.weight", f"{own}.w3.weight")
-            shared = SharedExpert(w13, self._matrix(f"{own}.w2.weight"))
+            w13 = self._matrix(f"{own}.w1.weight", f"{own}.w3.weight", split=0)
+            shared = SharedExpert(w13, self._matrix(f"{own}.w2.weight", split=1))
         return ExpertWeights(
             self._matrix(f"{prefix}gate.weight"),
             self._wide(bias) if bias in self.tensors else None,
-            self.tensors[table] if table in self.tensors else None,
-            torch.stack([self._matrix(f"{one}.w1.weight", f"{one}.w3.weight") for one in each]),
-            torch.stack([self._matrix(f"{one}.w2.weight") for one in each]),
+            self._tensor(table, None) if table in self.tensors else None,
+            *self._routed(f"{prefix}experts."),
             shared,
         )
+
+    def _routed(self, prefix: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """w13 and w2 of this rank's experts, each expert read into its place."""
+        config, shard = self.config, self.shard
+        hidden, inner = config.hidden_size, config.moe_intermediate_size
+        like: dict[str, Any] = {"dtype": self.precision.activations, "device": self.device}
+        w13 = torch.empty(shard.experts, 2 * inner, hidden, **like)
+        w2 = torch.empty(shard.experts, hidden, inner, **like)
+        for place in range(shard.experts):
+            own = f"{prefix}{shard.first_expert + place}"
+            for part, out in (("w1", w13[place, :inner]), ("w3", w13[place, inner:]), ("w2", w2[place])):
+                out.copy_(self.tensors[f"{own}.{part}.weight"])
+        return w13, w2

@@ -92,6 +92,8 @@ def _routed_experts(
 ) -> None:
     """y = sum over a token's experts of weight * w2 swiglu(w13 x), summed in the order of its list.
 
+    An expert below 0 is another rank's and adds nothing.
+
     Parameters
     ----------
     x
@@ -114,9 +116,9 @@ def _routed_experts(
     """
     flat = experts.flatten().long()
     order = flat.argsort(stable=True)
-    counts = torch.bincount(flat, minlength=w13.shape[0]).tolist()
+    elsewhere, *counts = torch.bincount(flat + 1, minlength=w13.shape[0] + 1).tolist()
     torch.index_select(x, 0, order // experts.shape[1], out=rows)
-    start = 0
+    start = elsewhere
     for expert, count in enumerate(counts):
         if count:
             part = slice(start, start + count)
@@ -127,6 +129,8 @@ def _routed_experts(
     places = torch.empty_like(order)
     places[order] = torch.arange(len(order), device=order.device)
     terms = wide(down)[places].view(*experts.shape, -1) * weights[..., None]
+    if elsewhere:  # their rows were never written: what is there may be no number
+        terms.masked_fill_(experts[..., None] < 0, 0)
     y.copy_(terms.sum(1))
 
 

@@ -172,8 +172,8 @@ def test_pro_pads_to_128_until_two_ranks_share_its_heads() -> None:
 
 def test_an_impossible_shard_lists_everything() -> None:
     with pytest.raises(ModelConfigError) as refused:
-        Shard(FLASH, tensor_parallel=3, indexer="fp4", attention="xformers")
-    assert len(refused.value.problems) == 4
+        Shard(FLASH, tensor_parallel=3, indexer="fp4", attention="xformers", rank=3)
+    assert len(refused.value.problems) == 7
 
 
 def test_persistent_index_tensors() -> None:
