@@ -1,0 +1,81 @@
+"""How a request's tokens are chosen from the logits."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+import attrs
+import torch
+
+from dsv4.errors import RequestError
+
+
+@attrs.frozen
+class Sampling:
+    """What a request asks for.
+
+    The n-th token depends on the logits, the settings and (seed, n) alone: not on the requests beside it.
+
+    Attributes
+    ----------
+    max_new_tokens
+        Tokens to generate at most, 1 or more.
+    temperature
+        Logits are divided by it; 0 takes the largest one, the first of equal ones.
+    top_p
+        The smallest set of most likely tokens whose probabilities reach this sum is drawn from; in (0, 1].
+    seed
+        Of the draws.
+    stop_tokens
+        Ids that end the generation; the id itself is the last token.
+
+    Raises
+    ------
+    RequestError
+        A value is outside its range.
+    """
+
+    max_new_tokens: int = 16
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+    stop_tokens: frozenset[int] = attrs.field(default=frozenset(), converter=frozenset)
+
+    def __attrs_post_init__(self) -> None:
+        for name, holds, rule in RULES:
+            value = getattr(self, name)
+            if not holds(value):
+                raise RequestError(f"{name}={value!r}: {rule}", f"change {name}", **{name: value})
+
+
+def _whole(value: object) -> bool:
+    return type(value) is int
+
+
+def _number(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+
+
+RULES: tuple[tuple[str, Callable[..., bool], str], ...] = (
+    ("max_new_tokens", lambda value: _whole(value) and value >= 1, "at least one token is generated"),
+    ("temperature", lambda value: _number(value) and value >= 0, "a temperature is a finite number of 0 or more"),
+    ("top_p", lambda value: _number(value) and 0 < value <= 1, "a share of probability is above 0, and at most 1"),
+    ("seed", _whole, "a seed is an integer"),
+    ("stop_tokens", lambda value: all(map(_whole, value)), "stop tokens are token ids"),
+)
+
+
+def choose(logits: torch.Tensor, sampling: Sampling, index: int) -> int:
+    """The request's token number `index` (from 0), of logits [V] in the host's memory."""
+    if sampling.temperature == 0:
+        return int(logits.argmax())
+    probabilities = (logits.double() / sampling.temperature).softmax(0)
+    # Stable, so that equal probabilities keep the order of their ids.
+    ordered, ids = probabilities.sort(descending=True, stable=True)
+    reached = ordered.cumsum(0)
+    kept = int((reached < sampling.top_p).sum()) + 1
+    kept = min(kept, len(ids))
+    at = random.Random(f"{sampling.seed} {index}").random() * float(reached[kept - 1])
+    return int(ids[min(int((reached[:kept] <= at).sum()), kept - 1)])

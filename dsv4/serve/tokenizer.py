@@ -1,0 +1,57 @@
+"""Text to tokens and back, byte by byte."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Text(Protocol):
+    """Text that grows with its tokens. A piece never ends within a character, and none is taken back."""
+
+    def add(self, tokens: Sequence[int]) -> str:
+        """The whole characters that these tokens complete."""
+
+    def end(self) -> str:
+        """What is left when no more tokens come: a character cut off is U+FFFD."""
+
+
+class Tokenizer(Protocol):
+    """What turns prompts into tokens, and tokens into text."""
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text."""
+
+    def text(self) -> Text:
+        """A new text, empty."""
+
+
+SPECIAL = 2
+"""Ids 0 and 1 begin and end a text, as in the family's configs; they have no bytes."""
+
+
+class ByteTokenizer:
+    """UTF-8, a token a byte: byte b is id b + 2. Ids behind the bytes stand for U+FFFD."""
+
+    vocabulary = SPECIAL + 256
+
+    def encode(self, text: str) -> list[int]:
+        return [byte + SPECIAL for byte in text.encode()]
+
+    def text(self) -> Text:
+        return ByteText()
+
+
+class ByteText:
+    """The text of a `ByteTokenizer`'s tokens; what is no UTF-8 becomes U+FFFD."""
+
+    def __init__(self) -> None:
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, tokens: Sequence[int]) -> str:
+        # An id behind the bytes is given as a byte that UTF-8 never holds: it ends a character that is cut off.
+        return self._utf8.decode(bytes(min(token - SPECIAL, 0xFF) for token in tokens if token >= SPECIAL))
+
+    def end(self) -> str:
+        return self._utf8.decode(b"", final=True)
