@@ -17,7 +17,7 @@ from rich.table import Table
 from benchmarks.figure import Figure
 from workspace.sweep.report import provenance, write_json
 
-NAMES = ("steady_state", "fork_join", "trace_memory", "trace_scale")
+NAMES = ("steady_state", "fork_join", "trace_memory", "trace_scale", "model_cost")
 RESULTS = Path(__file__).parent / "results" / "cpu"
 
 

@@ -13,8 +13,8 @@ from dsv4.ops.argument import ANY, BOOL, F32, FLOAT, FP8, I32, U8, argument
 from dsv4.ops.math import wide
 from dsv4.ops.op import Op
 
-SCORES = 1 << 22
-"""Elements of per-head scores that the reference holds at a time."""
+SCORES = 1 << 20
+"""Elements of scores that the references hold at a time."""
 
 
 def _indexer_logits(
@@ -61,15 +61,15 @@ def _indexer_logits(
     for owner in request.unique().tolist():
         rows = (request == owner).nonzero().squeeze(1)
         most = int(counts[rows].max())
-        if not most:
-            continue
         candidates = torch.arange(most, device=q.device)
         block = table[owner].long()[candidates // block_size]
         keys = pages.read(cache, block * block_size + candidates % block_size, dtype)
-        for part in rows.split(max(1, SCORES // (heads * most))):
-            scores = (queries[part].flatten(0, 1) @ keys.T).relu_().view(len(part), heads, most)
+        for part in rows.split(max(1, SCORES // (heads * most or 1))):
+            # A prompt's first rows see few of its keys: what none of the part sees is not multiplied.
+            seen = int(counts[part].max())
+            scores = (queries[part].flatten(0, 1) @ keys[:seen].T).relu_().view(len(part), heads, seen)
             summed = torch.bmm(weights[part].to(dtype)[:, None], scores).squeeze(1)
-            logits[part, :most] = summed.masked_fill(candidates >= counts[part, None], float("-inf"))
+            logits[part, :seen] = summed.masked_fill(candidates[:seen] >= counts[part, None], float("-inf"))
 
 
 def _indexer_top_k(logits: torch.Tensor, counts: torch.Tensor, indices: torch.Tensor) -> None:
@@ -87,20 +87,24 @@ def _indexer_top_k(logits: torch.Tensor, counts: torch.Tensor, indices: torch.Te
     indices
         int32 [T, K] in ascending order, filled with -1 behind the chosen ones.
     """
-    most = min(logits.shape[1], indices.shape[1])
     indices.fill_(-1)
-    if not most:
-        return
-    candidates = torch.arange(logits.shape[1], device=logits.device) < counts[:, None]
-    shown = logits.masked_fill(~candidates, float("-inf"))
-    least = shown.topk(most, 1).values[:, -1:]
-    above = shown > least
-    # Of those that tie with the last one chosen, the first few; a candidate may score -inf itself.
-    tied = (shown == least) & candidates
-    left = most - above.sum(1, keepdim=True)
-    chosen = above | (tied & (tied.cumsum(1) <= left))
-    row, index = chosen.nonzero(as_tuple=True)
-    indices[row, chosen.cumsum(1)[row, index] - 1] = index.int()
+    step = max(1, SCORES // (logits.shape[1] or 1))
+    for start in range(0, len(logits), step):
+        rows = slice(start, start + step)
+        seen = int(counts[rows].max())
+        most = min(seen, indices.shape[1])
+        if not most:
+            continue
+        candidates = torch.arange(seen, device=logits.device) < counts[rows, None]
+        shown = logits[rows, :seen].masked_fill(~candidates, float("-inf"))
+        least = shown.topk(most, 1).values[:, -1:]
+        above = shown > least
+        # Of those that tie with the last one chosen, the first few; a candidate may score -inf itself.
+        tied = (shown == least) & candidates
+        left = most - above.sum(1, keepdim=True)
+        chosen = above | (tied & (tied.cumsum(1) <= left))
+        row, index = chosen.nonzero(as_tuple=True)
+        indices[rows][row, chosen.cumsum(1)[row, index] - 1] = index.int()
 
 
 def _global_top_k(
