@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from dsv4.ops import kernels
 from dsv4.ops.argument import ANY, LIKE, Argument
 from dsv4.ops.errors import OpError
 from workspace import Layout, Slot, TensorSpec
@@ -55,6 +56,8 @@ class Op:
         self.inputs, self.outs, self.scratch = dict(inputs), dict(outs or {}), dict(scratch or {})
         LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         LIBRARY.impl(self.name, reference, "CPU")
+        if self.name not in kernels.NAMES:
+            LIBRARY.impl(self.name, reference, "CUDA")
         torch.library.register_fake(f"dsv4::{self.name}", _writes_only, lib=LIBRARY)
         self.overload = getattr(torch.ops.dsv4, self.name).default
         names = [one.name for one in self.overload._schema.arguments]
@@ -62,6 +65,7 @@ class Op:
         assert names[given:] == [*self.outs, *self.scratch], f"schema of {self.name} does not end with its outs"
         self._places = [(names.index(name), name, one) for name, one in self.inputs.items()]
         self._scalars = names[:given]
+        self._fast = kernels.FAST.get(self.name)
 
     def __repr__(self) -> str:
         return f"<op {self.overload._schema}>"
@@ -86,6 +90,20 @@ class Op:
 
     # -- call ------------------------------------------------------------------------------------------------
     def __call__(self, *inputs: Any, out: Any = None, scratch: Any = None) -> Any:
+        if (
+            self._fast is not None
+            and not torch.compiler.is_compiling()
+            and not kernels.dispatch_modes()
+            and not kernels.function_modes()
+        ):
+            outs = () if out is None else (out,) if isinstance(out, torch.Tensor) else tuple(out)
+            parts = () if scratch is None else (scratch,) if isinstance(scratch, torch.Tensor) else tuple(scratch)
+            # The kernel's own checks are the op's; whatever it does not take, slots among it, goes the long way.
+            if self._fast(*inputs, *outs, *parts):
+                return outs[0] if len(outs) == 1 else outs
+        return self._dispatched(inputs, out, scratch)
+
+    def _dispatched(self, inputs: tuple[Any, ...], out: Any, scratch: Any) -> Any:
         if len(inputs) != len(self._scalars):
             raise OpError(
                 f"{self.name} takes {len(self._scalars)} inputs, not {len(inputs)}",

@@ -1,0 +1,21 @@
+// The ops that have kernels.
+#pragma once
+#include "call.h"
+
+namespace dsv4 {
+
+// `signature` has one letter an argument of the schema: t tensor, o tensor or None, i integer, b bool, f float.
+// `run` checks a call and launches it; with no tokens it launches nothing.
+struct Op {
+  const char* name;
+  const char* signature;
+  void (*run)(const Call&);
+};
+
+constexpr int kOpCount = 8;
+extern const Op kOps[kOpCount];
+
+// Runs an op on the device of its first tensor.
+void run(const Op& op, Call& call);
+
+}  // namespace dsv4
