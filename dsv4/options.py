@@ -60,4 +60,4 @@ class Options:
     def sizes(self, engine: Engine) -> tuple[int, ...]:
         """Token counts that graphs are captured for."""
         limits = {"eager": 0, "full": min(CAPTURE_LIMIT, engine.max_num_seqs), "overflow": OVERFLOW_LIMIT}
-        return capture_sizes(limits.get(self.mode, CAPTURE_LIMIT))
+        return capture_sizes(min(limits.get(self.mode, CAPTURE_LIMIT), engine.max_num_batched_tokens))

@@ -79,7 +79,14 @@ def place_chosen(f: Forward, _: Op) -> None:
     ops.global_top_k(*given, out=(s.global_indices, s.global_lens))
 
 
+def clear_padding(f: Forward) -> None:
+    """Rows that nobody attends for: what they hold reaches the experts, whose batches must not depend on it."""
+    if f.meta.attended < f.tokens:
+        f.output.o[f.meta.attended :].zero_()
+
+
 def attend_decode(f: Forward, _: Op) -> None:
+    clear_padding(f)
     meta, caches, kind = f.meta, f.body.caches, f.weights.kind
     extra: tuple[Any, Any, Any] = None, None, None
     if kind is LayerKind.C4:
@@ -105,6 +112,8 @@ def attend_decode(f: Forward, _: Op) -> None:
 
 def attend_prefill(f: Forward, _: Op) -> None:
     """Gather, combine and attend, one group of requests after the other in the same scratch."""
+    if not f.decode:
+        clear_padding(f)
     for group in f.meta.gathers[f.weights.kind]:
         keys = f.attention.kv_gather
         if f.caches.compressed is not None:

@@ -59,6 +59,19 @@ class Context:
             found = self._blocks[caches] = caches.sequence()
         return found
 
+    def holds(self, caches: Caches) -> bool:
+        """Whether the request has had blocks in these caches."""
+        return caches in self._blocks
+
+    def truncate(self, length: int) -> None:
+        """Drop the tokens behind a length: drafts that were refused. Blocks stay, and are written again."""
+        del self.tokens[length:]
+
+    def trim(self, position: int) -> None:
+        """Free the blocks that no row at this position or later reads."""
+        for blocks in self._blocks.values():
+            blocks.trim(position)
+
     def free(self) -> None:
         """Give every block back: the request is finished or cancelled. Twice is no error."""
         for blocks in self._blocks.values():

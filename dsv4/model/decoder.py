@@ -9,7 +9,7 @@ import attrs
 import torch
 
 from dsv4 import ops
-from dsv4.batch import batch_of
+from dsv4.batch import Batch, batch_of
 from dsv4.cache.caches import Caches
 from dsv4.config import LayerKind
 from dsv4.engine import Engine
@@ -17,9 +17,11 @@ from dsv4.model import attend, finish, prepare
 from dsv4.model.context import Context
 from dsv4.model.forward import AllReduce, Body, Forward
 from dsv4.model.linear import linear
-from dsv4.model.metadata import Metadata, metadata
+from dsv4.model.metadata import Metadata, Padding, metadata
 from dsv4.model.precision import Precision
+from dsv4.model.reserve import persist
 from dsv4.model.scratch import draft_entry
+from dsv4.model.upload import upload
 from dsv4.model.weights import DraftWeights, ModelWeights
 from dsv4.ops.rope import table
 from dsv4.plan import conditions_of, dims_of
@@ -87,39 +89,37 @@ class Decoder:
         self.all_reduce = all_reduce
         self.streams = {name: ws.stream(name + suffix) for name in AUX_STREAMS}
         self.main = ws.stream(MAIN + suffix)
-        chosen = None
-        if LayerKind.C4 in caches.kinds:
-            shape = (engine.max_num_batched_tokens, shard.config.index_topk)
-            with ws.on(self.main):
-                chosen = ws.persistent("topk_indices" + suffix, shape, torch.int32)
+        chosen = persist(ws, shard, engine, suffix)
         tables = {kind: table(shard.config, kind, engine.max_model_len, precision.wide) for kind in set(caches.kinds)}
         self.body = Body(weights.layers, caches, self._embed, weights.head, tables, chosen)
 
-    def forward(self, rows: Sequence[Rows], contexts: Mapping[int, Context], padded: int = 0) -> Outcome:
+    def forward(self, rows: Sequence[Rows], contexts: Mapping[int, Context], padding: Padding | None = None) -> Outcome:
         """One step: the rows of every request that takes part, decode rows first.
 
         Parameters
         ----------
         contexts
             Each request's tokens and blocks, by the number in its rows.
-        padded
-            Rows to pad the step to; 0: none.
+        padding
+            Rows to pad the step to.
 
         Raises
         ------
         CacheFull
             A request needs more blocks than are free. What other requests hold is untouched.
         """
-        walk = self.prepared(rows, contexts, padded)
+        walk = self.prepared(rows, contexts, padding)
         for _ in self.layers(walk):
             pass
         return outcome(walk, rows)
 
-    def prepared(self, rows: Sequence[Rows], contexts: Mapping[int, Context], padded: int = 0) -> Forward:
-        """A forward pass that has taken its blocks and is ready to walk."""
+    def prepared(
+        self, rows: Sequence[Rows], contexts: Mapping[int, Context], padding: Padding | None = None
+    ) -> Forward:
+        """A forward pass that has taken its blocks and brought its metadata to the device: ready to walk."""
         for one in rows:
             contexts[one.request].blocks_of(self.caches).extend(one.start, one.end)
-        return self._forward(self.body, rows, contexts, padded, shift=0)
+        return self.eager(self.body, rows, contexts, padding)
 
     def layers(self, walk: Forward) -> Iterator[None]:
         """Enqueue a prepared pass, yielding after each layer, where another micro-batch may take its turn."""
@@ -136,13 +136,23 @@ class Decoder:
         with torch.no_grad():
             return torch.mm(hidden, self.weights.lm_head.T)
 
-    def _forward(
-        self, body: Body, rows: Sequence[Rows], contexts: Mapping[int, Context], padded: int, shift: int
+    def eager(
+        self,
+        body: Body,
+        rows: Sequence[Rows],
+        contexts: Mapping[int, Context],
+        padding: Padding | None = None,
+        shift: int = 0,
     ) -> Forward:
+        """A forward pass through a body whose blocks the requests have taken; see `metadata`."""
         batch = batch_of(tuple(rows), self.shard, self.engine)
-        meta: Metadata = metadata(rows, contexts, body.caches, batch, self.engine, padded, shift)
+        host = metadata(rows, contexts, body.caches, batch, self.engine, padding, shift)
+        return self.walk(body, batch, upload(host, self.weights.embed))
+
+    def walk(self, body: Body, batch: Batch, meta: Metadata, region: str = "none") -> Forward:
+        """A forward pass on metadata of the device, with the eager region of that name."""
         tokens = meta.positions.shape[0]
-        conditions = conditions_of(batch, self.shard, "none", self.aux_streams, tokens)
+        conditions = conditions_of(batch, self.shard, region, self.aux_streams, tokens)
         dims = {kind: dims_of(batch, kind, self.engine, tokens) for kind in set(body.caches.kinds)}
         given = self.ws, self.shard, self.precision, body, meta, dims, conditions, self.streams, KERNELS
         return Forward(*given, self.all_reduce)
@@ -178,7 +188,7 @@ class Draft:
         """
         for one in rows:
             contexts[one.request].blocks_of(self.caches).extend(one.start, one.end)
-        walk = self.target._forward(self.body, rows, contexts, 0, shift=1)
+        walk = self.target.eager(self.body, rows, contexts, shift=1)
         walk.given = residual
         for _ in self.target.layers(walk):
             pass

@@ -59,10 +59,10 @@ def between_blocks(f: Forward, op: Op) -> None:
 
 
 def leave(f: Forward, _: Op) -> None:
-    """Out of the last block. The results outlive the step, so they are the framework's memory and no lease."""
-    s, head, config = f.mhc_ffn, f.body.head, f.config
-    f.residual = ops.mhc_post(s.residual, s.post, s.comb, f.summed("ffn").y)
-    f.hidden = ops.hc_head(f.residual, head.fn, head.base, head.scale, head.norm, config.rms_norm_eps, config.hc_eps)
+    """Out of the last block. The results outlive the step, so they are no lease."""
+    s, head, eps = f.mhc_ffn, f.body.head, (f.config.rms_norm_eps, f.config.hc_eps)
+    f.residual = ops.mhc_post(s.residual, s.post, s.comb, f.summed("ffn").y, out=f.residual)
+    f.hidden = ops.hc_head(f.residual, head.fn, head.base, head.scale, head.norm, *eps, out=f.hidden)
 
 
 # -- MoE -------------------------------------------------------------------------------------------------

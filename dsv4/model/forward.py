@@ -15,7 +15,7 @@ from dsv4.model.precision import Precision
 from dsv4.model.scratch import stage_layouts
 from dsv4.model.weights import CompressorWeights, HyperWeights, IndexerWeights, LayerWeights
 from dsv4.shard import Shard
-from dsv4.topology import EXIT, Acquire, Branch, Break, Conditions, Fork, Node, Op, Release, layer
+from dsv4.topology import EXIT, Acquire, Branch, Conditions, Fork, Node, Op, Release, eager_region, layer
 
 Kernel = Callable[["Forward", Op], None]
 """Enqueues what one op of the topology stands for, on the caller's current stream."""
@@ -68,9 +68,11 @@ class Forward:
         Of the ranks that share the model; None where there is one.
     given
         Streams [T, S, H] that the MTP block takes from its target; None in a target.
+    broken
+        Called at a break in a capture, with what the layer's eager region runs on; None: there is no capture.
     hidden, residual
-        After the last layer: [T, H] with the final norm, and the streams [T, S, H] before the head. They are the
-        framework's memory, not scratch.
+        After the last layer: [T, H] with the final norm, and the streams [T, S, H] before the head. Never scratch:
+        tensors given before the walk, or the framework's memory.
     """
 
     ws: Any
@@ -87,6 +89,7 @@ class Forward:
     sums: dict[str, Any] = attrs.field(factory=dict)
     place: int = 0
     given: Any = None
+    broken: Callable[[Forward], None] | None = None
     hidden: Any = None
     residual: Any = None
 
@@ -165,8 +168,19 @@ class Forward:
                 self.leases.pop(node.lease).release()
             elif isinstance(node, Fork):
                 self._fork(node)
-            elif isinstance(node, Break):  # outside a graph there is nothing to break out of
+            elif self.broken is not None:
+                self.broken(self)
+            else:  # outside a graph there is nothing to break out of
                 self.run(node.nodes)
+
+    def run_region(self, place: int, held: dict[str, Any]) -> None:
+        """Enqueue the eager region of one layer on what its graph holds there."""
+        self.place, self.leases = place, dict(held)
+        try:
+            self.run(eager_region(self.weights.kind, self.conditions))
+        finally:
+            for name in self.leases.keys() - held.keys():
+                self.leases.pop(name).release()
 
     def sum_over_ranks(self, lease: str, tensor: Any) -> None:
         """Start the sum of a tensor of a lease; the lease is released after it, even when nobody reads the sum."""

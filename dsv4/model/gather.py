@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
-import torch
+import numpy as np
 
 from dsv4.batch import Batch
 from dsv4.cache.caches import RATIO
 from dsv4.config import LayerKind, ModelConfig
 from dsv4.scheduler import Rows
 
-I32 = torch.int32
+I32 = np.int32
 
 
 @attrs.frozen(eq=False)
@@ -35,18 +36,18 @@ class Gather:
 
     first_row: int
     last_row: int
-    request: torch.Tensor
-    group: torch.Tensor
-    compressed_starts: torch.Tensor
-    window_starts: torch.Tensor
-    compressed_first: torch.Tensor
-    window_first: torch.Tensor
+    request: Any
+    group: Any
+    compressed_starts: Any
+    window_starts: Any
+    compressed_first: Any
+    window_first: Any
 
 
 def gathers(
     rows: Sequence[Rows], kind: LayerKind, config: ModelConfig, batch: Batch, offsets: Sequence[int]
 ) -> tuple[Gather, ...]:
-    """Prefill requests in order, as many to a group as the gathered keys of the batch hold.
+    """Prefill requests in order, as many to a group as the gathered keys of the batch hold; arrays on the host.
 
     Parameters
     ----------
@@ -81,20 +82,16 @@ def _first(one: Rows, window: int) -> int:
 
 
 def _gather(rows: Sequence[Rows], members: list[int], ratio: int, window: int, offsets: Sequence[int]) -> Gather:
-    compressed, windows = [0], []
-    for index in members:
-        compressed.append(compressed[-1] + _compressed(rows[index], ratio))
-    windows.append(compressed[-1])
-    for index in members:
-        windows.append(windows[-1] + rows[index].end - _first(rows[index], window))
-    counts = torch.tensor([rows[index].count for index in members])
+    compressed = np.cumsum([0, *(_compressed(rows[index], ratio) for index in members)])
+    windows = np.cumsum([compressed[-1], *(rows[index].end - _first(rows[index], window) for index in members)])
+    counts = [rows[index].count for index in members]
     return Gather(
         offsets[members[0]],
         offsets[members[-1] + 1],
-        torch.tensor(members, dtype=I32),
-        torch.repeat_interleave(torch.arange(len(members), dtype=I32), counts),
-        torch.tensor(compressed, dtype=I32),
-        torch.tensor(windows, dtype=I32),
-        torch.zeros(len(members), dtype=I32),
-        torch.tensor([_first(rows[index], window) for index in members], dtype=I32),
+        np.array(members, I32),
+        np.repeat(np.arange(len(members), dtype=I32), counts),
+        compressed.astype(I32),
+        windows.astype(I32),
+        np.zeros(len(members), I32),
+        np.array([_first(rows[index], window) for index in members], I32),
     )

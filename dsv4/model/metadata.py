@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import attrs
-import torch
+import numpy as np
 
 from dsv4.batch import Batch
 from dsv4.cache.caches import RATIO, Caches
@@ -16,7 +17,7 @@ from dsv4.model.context import Context
 from dsv4.model.gather import Gather, gathers
 from dsv4.scheduler import Rows
 
-I32, I64 = torch.int32, torch.int64
+I32, I64 = np.int32, np.int64
 
 STATES = {LayerKind.C4: (C4_STATE, 4), LayerKind.C128: (C128_STATE, 8)}
 """Group and rows of a block of each kind's compressor states."""
@@ -26,13 +27,16 @@ STATES = {LayerKind.C4: (C4_STATE, 4), LayerKind.C128: (C128_STATE, 8)}
 class Listed:
     """Slots each decode row attends to: int32 [Td, K] and how many count, int32 [Td]."""
 
-    slots: torch.Tensor
-    lens: torch.Tensor
+    slots: Any
+    lens: Any
 
 
 @attrs.frozen(eq=False)
 class Metadata:
     """A step's rows: decode rows first, then prefill rows, then padding.
+
+    Made of NumPy arrays by `metadata`, and of tensors by `dsv4.model.upload`. What a captured graph reads comes first:
+    its place in the upload depends on the padding only. The rest is read by eager regions.
 
     Attributes
     ----------
@@ -56,21 +60,46 @@ class Metadata:
         Groups of prefill requests by kind of layer.
     prompts
         First row, row behind the last, and context length of each prefill request.
+    attended
+        Rows that attention writes: decode and prefill rows, and padding that is listed as decode rows.
     """
 
-    tokens: torch.Tensor
-    positions: torch.Tensor
-    request: torch.Tensor
-    valid: torch.Tensor
-    candidates: torch.Tensor
-    tables: dict[str, torch.Tensor]
-    window_slots: torch.Tensor
-    state_slots: dict[LayerKind, torch.Tensor]
-    compressed_slots: dict[LayerKind, torch.Tensor]
+    tokens: Any
+    positions: Any
+    request: Any
+    valid: Any
+    candidates: Any
+    tables: dict[str, Any]
+    window_slots: Any
+    state_slots: dict[LayerKind, Any]
+    compressed_slots: dict[LayerKind, Any]
     window: Listed
     c128: Listed
     gathers: dict[LayerKind, tuple[Gather, ...]]
     prompts: tuple[tuple[int, int, int], ...]
+    attended: int
+
+
+@attrs.frozen
+class Padding:
+    """The shape of a graph's metadata, whatever the step.
+
+    Attributes
+    ----------
+    tokens
+        Rows of the step with padding.
+    requests
+        Rows of the block tables.
+    context
+        Tokens that the block tables reach to.
+    decode
+        Rows that are listed as decode rows; None: those of the step.
+    """
+
+    tokens: int
+    requests: int
+    context: int
+    decode: int | None = None
 
 
 def metadata(
@@ -79,90 +108,100 @@ def metadata(
     caches: Caches,
     batch: Batch,
     engine: Engine,
-    padded: int = 0,
+    padding: Padding | None = None,
     shift: int = 0,
 ) -> Metadata:
-    """Metadata of a micro-batch, on the CPU.
+    """Metadata of a micro-batch, on the host.
 
     Parameters
     ----------
     rows
-        Decode rows first.
+        Decode rows first. None at all: padding only, what a graph is captured with.
     contexts
         By request; their blocks reach to the end of the rows.
     batch
-        `dsv4.batch.batch_of` of the rows.
-    padded
-        Rows of the step including padding; 0: none.
+        `dsv4.batch.batch_of` of the rows; of it only the size of gathers is read.
+    padding
+        None: the step as it is.
     shift
         Which token a row is given: that of its position plus this (1 in the MTP block).
     """
-    missing = max(0, padded - batch.tokens)
-    at = torch.cat([torch.arange(one.start, one.end) for one in rows] + [torch.zeros(missing, dtype=I64)])
-    index = torch.repeat_interleave(torch.arange(len(rows), dtype=I32), torch.tensor([one.count for one in rows]))
-    request = torch.cat((index, torch.zeros(missing, dtype=I32)))
-    valid = torch.arange(len(at)) < batch.tokens
-    ids = [token for one in rows for token in contexts[one.request].tokens[one.start + shift : one.end + shift]]
+    offsets = np.cumsum([0, *(one.count for one in rows)]).tolist()
+    taken = offsets[-1]
+    padding = padding or Padding(taken, len(rows), 0)
+    at, request = np.zeros(padding.tokens, I64), np.zeros(padding.tokens, I32)
+    tokens, valid = np.zeros(padding.tokens, I64), np.arange(padding.tokens) < taken
+    for index, one in enumerate(rows):
+        part = slice(offsets[index], offsets[index + 1])
+        at[part] = np.arange(one.start, one.end)
+        request[part] = index
+        tokens[part] = contexts[one.request].tokens[one.start + shift : one.end + shift]
+    held = [contexts[one.request].blocks_of(caches).tables for one in rows]
     tables = {
-        group.name: _table([contexts[one.request].blocks_of(caches).tables[group.name] for one in rows])
-        for group in caches.groups
+        group.name: _table([one[group.name] for one in held], padding, group.block_tokens) for group in caches.groups
     }
-    kinds = set(caches.kinds)
 
-    def slots(group: str, number: torch.Tensor, block: int, there: torch.Tensor) -> torch.Tensor:
+    def slots(group: str, number: Any, block: int, there: Any) -> Any:
         """Slots of states by number within their request."""
-        chosen = tables[group][request.long(), number // block]
-        return torch.where(there & valid, chosen.long() * block + number % block, -1)
+        chosen = tables[group][request, np.where(there, number, 0) // block].astype(I64)
+        return np.where(there, chosen * block + number % block, -1)
 
-    state_slots, compressed_slots = {}, {}
-    for kind in kinds - {LayerKind.SWA}:
-        ratio = RATIO[kind]
-        group, block = STATES[kind]
-        state_slots[kind] = slots(group, at, block, valid)
-        compressed_slots[kind] = slots(COMPRESSED, at // ratio, COMPRESSED_BLOCK // ratio, (at + 1) % ratio == 0)
-    decode = slice(0, batch.decode)
-    offsets = [0]
-    for one in rows:
-        offsets.append(offsets[-1] + one.count)
-    prompts = tuple((offsets[i], offsets[i + 1], one.end) for i, one in enumerate(rows) if one.prefill)
+    state_slots: dict[LayerKind, Any] = {}
+    compressed_slots: dict[LayerKind, Any] = {}
+    kinds = [kind for kind in LayerKind if kind in caches.kinds]
+    for kind in kinds:
+        if kind is not LayerKind.SWA:
+            ratio = RATIO[kind]
+            group, block = STATES[kind]
+            state_slots[kind] = slots(group, at, block, valid)
+            ends = valid & ((at + 1) % ratio == 0)
+            compressed_slots[kind] = slots(COMPRESSED, at // ratio, COMPRESSED_BLOCK // ratio, ends)
+    decode = sum(not one.prefill for one in rows)
+    listed = slice(0, decode if padding.decode is None else padding.decode)
+    seen = np.where(valid, at + 1, 0)[listed]
     return Metadata(
-        tokens=torch.tensor(ids + [0] * missing, dtype=I64),
+        tokens=tokens,
         positions=at,
         request=request,
         valid=valid,
-        candidates=((at + 1) // 4).to(I32),
+        candidates=np.where(valid, (at + 1) // 4, 0).astype(I32),
         tables=tables,
         window_slots=slots(SWA, at, SWA_BLOCK, valid),
         state_slots=state_slots,
         compressed_slots=compressed_slots,
-        window=_window(tables[SWA], at[decode], request[decode], caches.config.sliding_window),
-        c128=_c128(tables, at[decode], request[decode], engine.max_model_len),
+        window=_window(tables[SWA], seen, request[listed], caches.config.sliding_window),
+        c128=_c128(tables, seen, request[listed], engine.max_model_len),
         gathers={kind: gathers(rows, kind, caches.config, batch, offsets) for kind in kinds},
-        prompts=prompts,
+        prompts=tuple((offsets[i], offsets[i + 1], one.end) for i, one in enumerate(rows) if one.prefill),
+        attended=max(taken, len(seen)),
     )
 
 
-def _table(blocks: list[list[int]]) -> torch.Tensor:
+def _table(blocks: list[list[int]], padding: Padding, block_tokens: int) -> Any:
     """int32 [R, B], -1 behind a request's last block."""
-    width = max(map(len, blocks))
-    return torch.tensor([one + [-1] * (width - len(one)) for one in blocks], dtype=I32)
+    width = max([1, -(-padding.context // block_tokens), *map(len, blocks)])
+    table = np.full((max(1, padding.requests), width), -1, I32)
+    for row, one in zip(table, blocks, strict=False):
+        row[: len(one)] = one
+    return table
 
 
-def _window(table: torch.Tensor, positions: torch.Tensor, request: torch.Tensor, window: int) -> Listed:
-    lens = (positions + 1).clamp(max=window)
-    at = (positions + 1 - lens)[:, None] + torch.arange(window)
-    shown = torch.arange(window) < lens[:, None]
-    block = table[request.long()[:, None], torch.where(shown, at, 0) // SWA_BLOCK].long()
-    return Listed(torch.where(shown, block * SWA_BLOCK + at % SWA_BLOCK, -1).to(I32), lens.to(I32))
+def _window(table: Any, seen: Any, request: Any, window: int) -> Listed:
+    """The last positions of the first `seen` ones."""
+    lens = np.minimum(seen, window)
+    at = (seen - lens)[:, None] + np.arange(window)
+    shown = np.arange(window) < lens[:, None]
+    block = table[request[:, None], np.where(shown, at, 0) // SWA_BLOCK]
+    return Listed(np.where(shown, block * SWA_BLOCK + at % SWA_BLOCK, -1).astype(I32), lens.astype(I32))
 
 
-def _c128(tables: Mapping[str, torch.Tensor], positions: torch.Tensor, request: torch.Tensor, longest: int) -> Listed:
+def _c128(tables: Mapping[str, Any], seen: Any, request: Any, longest: int) -> Listed:
     """All compressed states of C128 layers, in lists as wide as the longest context needs."""
     width, block = -(-longest // 128), COMPRESSED_BLOCK // 128
-    lens = ((positions + 1) // 128).to(I32)
-    state = torch.arange(width).expand(len(positions), -1)
+    lens = (seen // 128).astype(I32)
+    state = np.arange(width)[None, :]
     shown = state < lens[:, None]
     if COMPRESSED not in tables:
-        return Listed(torch.full(state.shape, -1, dtype=I32), lens)
-    found = tables[COMPRESSED][request.long()[:, None], torch.where(shown, state, 0) // block].long()
-    return Listed(torch.where(shown, found * block + state % block, -1).to(I32), lens)
+        return Listed(np.full(shown.shape, -1, I32), lens)
+    found = tables[COMPRESSED][request[:, None], np.where(shown, state, 0) // block]
+    return Listed(np.where(shown, found * block + state % block, -1).astype(I32), lens)

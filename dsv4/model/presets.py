@@ -37,3 +37,27 @@ of the experts acts on ordinary activations."""
 def of_ratio(ratio: int, layers: int = 2) -> ModelConfig:
     """`MIXED` with layers of one kind only, and one behind them for the MTP block."""
     return attrs.evolve(MIXED, num_hidden_layers=layers, compress_ratios=(*(ratio,) * layers, 0))
+
+
+TINY = attrs.evolve(
+    MIXED,
+    hidden_size=32,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    head_dim=32,
+    qk_rope_head_dim=16,
+    q_lora_rank=16,
+    o_lora_rank=16,
+    o_groups=2,
+    sliding_window=32,
+    compress_ratios=(0, 4, 128, 0),
+    index_n_heads=4,
+    index_head_dim=32,
+    index_topk=8,
+    moe_intermediate_size=16,
+    n_routed_experts=4,
+    num_experts_per_tok=2,
+    vocab_size=64,
+    hc_sinkhorn_iters=4,
+)
+"""A layer of each kind as small as they go, for runs whose order of execution matters and whose numbers are many."""

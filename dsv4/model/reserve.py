@@ -4,17 +4,62 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from dsv4.batch import MAX_LOGITS_BYTES, bound
 from dsv4.config import LayerKind
 from dsv4.engine import Engine
 from dsv4.model.precision import Precision
 from dsv4.model.scratch import draft_entry, experts_layout, stage_layouts
+from dsv4.options import Options
 from dsv4.reserve import live_sets
 from dsv4.shard import Shard
+from dsv4.stages import MAIN
 from dsv4.topology import Conditions, layer
 
 BESIDE_EXPERTS = ("mhc_ffn", "ffn")
 """Leases held while the MoE has its own."""
+
+
+def reserve(
+    ws: Any, shard: Shard, precision: Precision, engine: Engine, options: Options, *, draft: bool = False
+) -> int:
+    """Make what decoders keep, declare the scratch of a run and reserve it; the bytes the workspace then holds.
+
+    Parameters
+    ----------
+    draft
+        With the MTP block.
+    """
+    sizes = options.sizes(engine)
+    for index in range(options.micro_batches):
+        persist(ws, shard, engine, suffix_of(index))
+    declare(ws, shard, precision, engine, draft=draft)
+    for index in range(options.micro_batches if sizes else 0):
+        declare_graphs(ws, shard, precision, engine, options.region, sizes[-1], lane_of(index))
+    reserved: int = ws.reserve()
+    return reserved
+
+
+def suffix_of(index: int) -> str:
+    """Tells streams and persistent tensors of micro-batches apart; the first one's have plain names."""
+    return f".{index}" if index else ""
+
+
+def lane_of(index: int) -> str:
+    """The lane of a micro-batch's graphs."""
+    return f"micro_batch.{index}"
+
+
+def persist(ws: Any, shard: Shard, engine: Engine, suffix: str = "") -> torch.Tensor | None:
+    """What a decoder with a C4 layer keeps for the life of the workspace, int32 [Tmax, K]: the keys it chose."""
+    if LayerKind.C4 not in shard.config.layer_kinds:
+        return None
+    with ws.on(ws.stream(MAIN + suffix)):
+        found: torch.Tensor = ws.persistent(
+            "topk_indices" + suffix, (engine.max_num_batched_tokens, shard.config.index_topk), torch.int32
+        )
+    return found
 
 
 def declare(ws: Any, shard: Shard, precision: Precision, engine: Engine, *, draft: bool = False) -> None:
@@ -27,15 +72,32 @@ def declare(ws: Any, shard: Shard, precision: Precision, engine: Engine, *, draf
     """
     kinds = dict.fromkeys((*shard.config.layer_kinds, *((LayerKind.SWA,) if draft else ())))
     for kind in kinds:
-        dims, layouts = dims_at_most(kind, shard, engine), stage_layouts(shard, precision, kind)
-        layouts = layouts | {"experts": experts_layout(shard, precision), "entry": draft_entry(shard, precision)}
-        held = [*live_sets(layer(kind, Conditions(), False)), (*BESIDE_EXPERTS, "experts")]
+        _declare(ws, shard, precision, kind, "none", dims_at_most(kind, shard, engine), None)
         if draft:
-            held.append(("mhc_attn", "entry"))
-        for phase, names in enumerate(held):
-            for name in names:
-                own = {dim: value for dim, value in dims.items() if dim in layouts[name].dim_names}
-                ws.declare(layouts[name], phase=f"{kind} {phase}", **own)
+            for layout in (stage_layouts(shard, precision, kind)["mhc_attn"], draft_entry(shard, precision)):
+                ws.declare(layout, phase=f"{kind} draft", T=engine.max_num_batched_tokens)
+
+
+def declare_graphs(
+    ws: Any, shard: Shard, precision: Precision, engine: Engine, region: str, limit: int, lane: str
+) -> None:
+    """Declare the graphs of one lane, of up to `limit` tokens."""
+    for kind in dict.fromkeys(shard.config.layer_kinds):
+        # Stage D is captured in a full graph only, whose rows are all decode rows.
+        dims = {"T": limit, "Td": limit, "Tp": 0, "L": engine.max_model_len}
+        dims |= {"index_rows": 0, "index_keys": 0, "gather_keys": 0}
+        _declare(ws, shard, precision, kind, region, dims, lane)
+
+
+def _declare(
+    ws: Any, shard: Shard, precision: Precision, kind: LayerKind, region: str, dims: dict[str, int], lane: str | None
+) -> None:
+    layouts = stage_layouts(shard, precision, kind) | {"experts": experts_layout(shard, precision)}
+    held = [*live_sets(layer(kind, Conditions(region=region), False)), (*BESIDE_EXPERTS, "experts")]
+    for phase, names in enumerate(held):
+        for name in names:
+            own = {dim: value for dim, value in dims.items() if dim in layouts[name].dim_names}
+            ws.declare(layouts[name], phase=f"{kind} {phase}", lane=lane, **own)
 
 
 def dims_at_most(kind: LayerKind, shard: Shard, engine: Engine) -> dict[str, int]:

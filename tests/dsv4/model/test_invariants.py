@@ -8,6 +8,7 @@ import torch
 
 from dsv4.cache.pages import Format
 from dsv4.model.decoder import Decoder
+from dsv4.model.metadata import Padding
 from dsv4.model.precision import Precision
 from dsv4.model.presets import MIXED, of_ratio
 from dsv4.scheduler import Rows
@@ -181,9 +182,9 @@ def test_a_padded_step_gives_the_logits_of_its_rows() -> None:
     wanted = full_prefill(model, tokens)
     one = context(model, tokens)
     with model.ws.on(model.main):
-        hidden = model.forward([Rows(0, 0, 140, True, False)], {0: one}, padded=160).hidden
+        hidden = model.forward([Rows(0, 0, 140, True, False)], {0: one}, Padding(160, 1, 0)).hidden
         first = model.logits(hidden[:140])
-        hidden = model.forward([Rows(0, 140, 10, True, True)], {0: one}, padded=16).hidden
+        hidden = model.forward([Rows(0, 140, 10, True, True)], {0: one}, Padding(16, 1, 0)).hidden
         second = model.logits(hidden[:10])
     assert (torch.cat((first, second)) - wanted).abs().max() <= TOLERANCE
 

@@ -1,0 +1,137 @@
+"""The graphs of one micro-batch, one a bucket: captured once, replayed on any step that fits."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import attrs
+import torch
+
+from dsv4.batch import Batch, batch_of, dummy
+from dsv4.model.context import Context
+from dsv4.model.decoder import Decoder, Outcome, outcome
+from dsv4.model.forward import Forward
+from dsv4.model.metadata import Padding, metadata
+from dsv4.model.reserve import lane_of, suffix_of
+from dsv4.model.upload import Buffer, size
+from dsv4.options import Options
+from dsv4.scheduler import Rows
+from workspace import Slot
+
+GATHERED_BYTES = 256
+"""What the gathers of one prefill request take at most, beside 4 bytes a row: six short arrays."""
+
+
+@attrs.frozen(eq=False)
+class Bucket:
+    """A graph, the walk it was captured from, and the shape of its metadata."""
+
+    graph: Any
+    walk: Forward
+    padding: Padding
+
+
+class Graphs:
+    """Graphs of a decoder on its main stream.
+
+    What they read of a step lies in one buffer at a stable address, filled before each replay; padding rows have slots
+    of -1. Eager regions run from the step's own metadata, on tensors that the graph holds at the break. Results go to
+    tensors that live as long as the workspace: the next replay overwrites them.
+
+    Parameters
+    ----------
+    index
+        Of the micro-batch.
+    """
+
+    def __init__(self, decoder: Decoder, options: Options, index: int) -> None:
+        self._decoder, self._options, self._index = decoder, options, index
+        self.sizes = options.sizes(decoder.engine)
+        self._buckets: dict[int, Bucket] = {}
+        self._replaying: Forward | None = None
+        if self.sizes:
+            self._persist(suffix_of(index))
+
+    def _persist(self, suffix: str) -> None:
+        decoder, config, limit = self._decoder, self._decoder.shard.config, self.sizes[-1]
+        most = attrs.evolve(self._padding(limit), decode=min(limit, decoder.engine.max_num_seqs))
+        nbytes = size(self._metadata((), {}, dummy(limit, decoder.shard, decoder.engine), most))
+        nbytes += len(set(decoder.caches.kinds)) * (4 * limit + GATHERED_BYTES * most.requests)
+        streams = (limit, config.hc_mult, config.hidden_size)
+        with decoder.ws.on(decoder.main):
+            persistent = decoder.ws.persistent
+            self._buffer = Buffer(persistent(f"metadata{suffix}", (-(-nbytes // 256) * 256,), torch.uint8))
+            activations = decoder.precision.activations
+            self._residual = persistent(f"residual{suffix}", streams, activations)
+            self._hidden = persistent(f"hidden{suffix}", (limit, config.hidden_size), activations)
+
+    def fitting(self, batch: Batch) -> int:
+        """Size of the smallest graph that takes a batch; 0: none does, and it runs eagerly."""
+        if not self.sizes or batch.tokens > self.sizes[-1] or (self._options.mode == "full" and batch.prefill):
+            return 0
+        return self.sizes[bisect_left(self.sizes, batch.tokens)]
+
+    def capture(self, tokens: int) -> None:
+        """Capture the graph of that size, unless there is one. Nothing is enqueued.
+
+        Capture the largest first where several are wanted: the smaller ones then share its bytes.
+        """
+        decoder, ws = self._decoder, self._decoder.ws
+        if not tokens or tokens in self._buckets:
+            return
+        batch, padding = dummy(tokens, decoder.shard, decoder.engine), self._padding(tokens)
+        with ws.slot(micro_batch=self._index), ws.on(decoder.main):
+            meta = self._buffer.place(self._metadata((), {}, batch, padding))
+            walk = decoder.walk(decoder.body, batch, meta, self._options.region)
+            walk.residual, walk.hidden = self._residual[:tokens], self._hidden[:tokens]
+            with ws.capture(lane=lane_of(self._index)) as capture:
+                walk.broken = partial(self._break, capture)
+                for _ in decoder.layers(walk):
+                    pass
+        self._buckets[tokens] = Bucket(capture.graph, walk, padding)
+
+    def replay(self, tokens: int, rows: Sequence[Rows], contexts: Mapping[int, Context]) -> Outcome:
+        """Run a step, whose requests have taken their blocks, through the graph of that size."""
+        decoder, bucket = self._decoder, self._buckets[tokens]
+        batch = batch_of(tuple(rows), decoder.shard, decoder.engine)
+        meta = self._buffer.fill(self._metadata(rows, contexts, batch, bucket.padding))
+        self._replaying = decoder.walk(decoder.body, batch, meta, self._options.region)
+        try:
+            with torch.no_grad():
+                bucket.graph.replay()
+        finally:
+            self._replaying = None
+        return outcome(bucket.walk, rows)
+
+    def close(self) -> None:
+        """Release the graphs."""
+        for bucket in self._buckets.values():
+            bucket.graph.release()
+        self._buckets = {}
+
+    def _padding(self, tokens: int) -> Padding:
+        engine = self._decoder.engine
+        decode = tokens if self._options.mode == "full" else None
+        return Padding(tokens, min(tokens, engine.max_num_seqs), engine.max_model_len, decode)
+
+    def _metadata(self, rows: Sequence[Rows], contexts: Mapping[int, Context], batch: Batch, padding: Padding) -> Any:
+        return metadata(rows, contexts, self._decoder.caches, batch, self._decoder.engine, padding)
+
+    def _break(self, capture: Any, walk: Forward) -> None:
+        """Divide the capture where a layer's eager region is, which finds in its place what is leased now."""
+        held = {name: SimpleNamespace(**_tensors(lease)) for name, lease in walk.leases.items()}
+        capture.eager_break(partial(self._region, walk.place, held))
+
+    def _region(self, place: int, held: dict[str, Any]) -> None:
+        """The eager region of a layer; nothing while the graph is being captured, when there is no step."""
+        if self._replaying is not None:
+            self._replaying.run_region(place, held)
+
+
+def _tensors(lease: Any) -> dict[str, Any]:
+    """A lease's tensors, those made that a region writes first."""
+    return {name: one.tensor() if isinstance(one, Slot) else one for name, one in lease.tensors.items()}
