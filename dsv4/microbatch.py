@@ -9,7 +9,6 @@ from typing import Any
 from dsv4.plan import PLACE, Calls, Stages
 from dsv4.stages import MAIN
 from dsv4.topology import AUX_STREAMS, Acquire, Branch, Fork, Node, Op, Release
-from workspace import Slot
 
 ALIGNMENT = 256
 """Tensors of a layout are padded to this; the padding belongs to the lease."""
@@ -60,12 +59,11 @@ class MicroBatch:
         self._stages: Stages | None = None
         self._leases: list[Any] = []
         self._extents: list[dict[str, tuple[int, int]]] = []
-        self._single: list[dict[str, tuple[int, int]]] = [{} for _ in self.bases]
-        self._persistent = {}
+        self._single: list[dict[str, Any]] = [{} for _ in self.bases]
         with ws.on(self.main):
             for name, (shape, dtype) in persistent.items():
                 tensor = ws.persistent(name + suffix, shape, dtype)
-                self._persistent[name] = (tensor.data_ptr(), tensor.nbytes)
+                self._single[0][name] = (tensor.data_ptr(), tensor.nbytes)
 
     def enter(self, stages: Stages) -> None:
         """The next calls are a layer's with these leases."""
@@ -116,21 +114,29 @@ class MicroBatch:
         return lambda: self._leases[place].__exit__(None, None, None)
 
     def _run(self, op: Op) -> Callable[[], object]:
-        reads, writes = by_lease(op.reads), by_lease(op.writes)
-        places = sorted({place for place, _ in reads + writes if place})
+        touched = by_lease(op.reads), by_lease(op.writes)
+        places = sorted({place for place, _ in touched[0] + touched[1] if place})
         key_of = itemgetter(0, *places) if places else itemgetter(0)
         bases, launch, label = self.bases, self._launch, op.label
         known: dict[Any, tuple[Any, Any]] = {}
+        present: dict[int, tuple[ByLease, ByLease]] = {}
 
         def run() -> None:
             key = key_of(bases)
             found = known.get(key)
             if found is None:
-                found = self._ranges(reads), self._ranges(writes)
+                stage = bases[0]
+                if stage not in present:
+                    if len(present) >= RANGES_KEPT:
+                        present.clear()
+                    present[stage] = self._present(touched[0]), self._present(touched[1])
+                reads, writes = present[stage]
                 if all(bases[place] for place in places):
                     if len(known) >= RANGES_KEPT:
                         known.clear()
-                    known[key] = found
+                    found = known[key] = self._ranges(reads), self._ranges(writes)
+                else:
+                    found = self._tensors(reads), self._tensors(writes)
             launch(label, found[0], found[1])
 
         return run
@@ -197,44 +203,53 @@ class MicroBatch:
         """Allocate what held leases still lack: an eager region writes it, and the graph reads it there."""
         for place, lease in enumerate(self._leases):
             if lease is not None and not lease.released and not self.bases[place]:
-                for name in self._extents[place]:
-                    self._tensor(place, name)
+                self._allocated(place, tuple(self._extents[place]))
 
     # -- bytes -------------------------------------------------------------------------------------------
     def _held(self) -> list[Any]:
         return [lease for lease in self._leases if lease is not None and not lease.released]
+
+    def _present(self, touched: ByLease) -> ByLease:
+        """Without the tensors that have no bytes in the present stages."""
+        found = []
+        for place, names in touched:
+            there = self._extents[place] if place else self._single[0]
+            found.append((place, tuple(name for name in names if name in there)))
+        return tuple((place, names) for place, names in found if names)
 
     def _ranges(self, touched: ByLease) -> tuple[Range, ...]:
         """Byte ranges of tensors; neighbours in one lease are joined across the padding between them."""
         found: list[Range] = []
         for place, names in touched:
             if not place:
-                found += [self._persistent[name] for name in names]
+                found += [self._single[0][name] for name in names]
                 continue
             extents, base = self._extents[place], self.bases[place]
-            if not base:
-                found += [self._tensor(place, name) for name in names if name in extents]
-            else:
-                end = -ALIGNMENT
-                for offset, nbytes in sorted(extents[name] for name in names if name in extents):
-                    if offset - end < ALIGNMENT:
-                        start = found.pop()[0]
-                    else:
-                        start = base + offset
-                    end = offset + nbytes
-                    found.append((start, base + end - start))
+            end = -ALIGNMENT
+            for offset, nbytes in sorted(extents[name] for name in names):
+                if offset - end < ALIGNMENT:
+                    start = found.pop()[0]
+                else:
+                    start = base + offset
+                end = offset + nbytes
+                found.append((start, base + end - start))
         return tuple(found)
 
-    def _tensor(self, place: int, name: str) -> Range:
-        """Range of a tensor that comes from the allocator, made by its first use on that use's stream."""
-        known = self._single[place]
-        found = known.get(name)
-        if found is None:
-            tensor = getattr(self._leases[place], name)
-            if type(tensor) is Slot:
-                tensor = tensor.tensor()
-            found = known[name] = (tensor.data_ptr(), tensor.nbytes)
+    def _tensors(self, touched: ByLease) -> list[Any]:
+        """Tensors that come from the allocator, made by their first use on that use's stream."""
+        found: list[Any] = []
+        for place, names in touched:
+            known = self._single[place]
+            try:
+                found += [known[name] for name in names]
+            except KeyError:
+                found += self._allocated(place, names)
         return found
+
+    def _allocated(self, place: int, names: tuple[str, ...]) -> list[Any]:
+        tensors = self._leases[place].allocate(*names)
+        self._single[place].update(zip(names, tensors, strict=True))
+        return tensors
 
 
 def by_lease(names: tuple[str, ...]) -> ByLease:

@@ -280,9 +280,9 @@ class Layout:
 RESOLVED_KEPT = 512
 
 RESERVED = frozenset(
-    """acquire address asked covers declare events filled forked fresh held joined last_uses lend let_go nbytes of on
-    outlived_capture owner parent pin pins release released replayed replays request stamped stream tensors unforked
-    unpin until use uses workspace""".split()
+    """acquire address allocate asked covers declare events filled forked fresh held joined last_uses lend let_go nbytes
+    of on outlived_capture owner parent pin pins release released replayed replays request slot stamped stream tensors
+    unforked unpin until use uses workspace""".split()
 )
 """Attribute names of a lease, which no tensor of a layout may take."""
 

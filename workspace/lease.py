@@ -11,7 +11,6 @@ import torch
 from workspace.block import Block, Uses, first_three
 from workspace.errors import CaptureError, LateUse, LeaseError, LeaseReleased
 from workspace.holding import Held, Pinnable
-from workspace.slot import Slot
 from workspace.streams import Stream
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ class Lease(Pinnable):
     """
 
     __slots__ = (
-        "_block", "_homes", "_provider", "_rest", "_state", "_t0", "_t1", "_t2", "_tensors", "_works", "asked",
+        "_block", "_provider", "_rest", "_state", "_t0", "_t1", "_t2", "_tensors", "_works", "asked",
         "request", "workspace",
     )  # fmt: skip
 
@@ -59,7 +58,6 @@ class Lease(Pinnable):
     _works: list[Any] | None
     _rest: int
     held: Held
-    _homes: dict[int, tuple[Any, Stream]]
     _provider: WorkspaceProvider
     _block: Block | None
 
@@ -124,16 +122,18 @@ class Lease(Pinnable):
             block = provider.place(request, stream)
             self._begin(stream)
             self._provider = provider
-            self._block = block
-            if block is None:
-                self._homes = {}
-                self._show([Slot(self, position, one) for position, one in enumerate(request.extents)])
-            else:
-                self._show(self._view(provider, request, block))
+            self._receive(block)
             if stream.capture is not None:
                 stream.capture.leases.append(self)
             self.held[self] = None
         return self
+
+    def _receive(self, block: Block | None) -> None:
+        """Take in what the provider placed."""
+        self._block = block
+        if block is None:
+            raise TypeError(f"strategy {self._provider.name} lends tensors and placed no block")
+        self._show(self._view(self._provider, self.request, block))
 
     def _show(self, tensors: list[Any]) -> None:
         self._tensors = tensors
@@ -166,7 +166,7 @@ class Lease(Pinnable):
     def lend(self, tensors: list[Any]) -> None:
         """Hold tensors that are nobody's bytes (fake or empty ones)."""
         self._begin(self.request.timeline.current())
-        self._provider, self._block, self._homes = self.workspace.provider, None, {}
+        self._provider, self._block = self.workspace.provider, None
         self._show(tensors)
         if self.stream.capture is not None:
             self.stream.capture.leases.append(self)
@@ -175,7 +175,7 @@ class Lease(Pinnable):
     def covers(self, address: int, tensor: Any) -> bool:
         """Whether a tensor that starts at the address lies in this lease."""
         if self._block is None:
-            return any(tensor is one or _starts(one) == address for one, _ in self._homes.values())
+            return False
         return self._block.address <= address < self._block.address + max(self._block.nbytes, 1)
 
     @property
@@ -202,6 +202,14 @@ class Lease(Pinnable):
     def tensors(self) -> dict[str, Any]:
         """All tensors by name."""
         return {name: getattr(self, name) for name in self.request.index}
+
+    def allocate(self, *names: str) -> list[Any]:
+        """Tensors of these names, of all when none is given; what ops would still allocate is allocated now.
+
+        That is, on the current stream and with unspecified contents. An eager break of a capture needs it: what it
+        writes must exist before.
+        """
+        return [getattr(self, name) for name in names or self.request.index]
 
     @property
     def owner(self) -> str:
@@ -279,12 +287,15 @@ class Lease(Pinnable):
     def _fill(self) -> None:
         """Leave the plain state of a lease that one stream keeps to itself, which sets none of these."""
         if self._state in (PLAIN, FORKED):
-            self._tensors = self._block.lent  # type: ignore[union-attr]
+            self._tensors = self._lent()
             self.uses = self.replays = self.events = self._works = None
             self.pins = 0
             self._provider = self.workspace.provider
             self._rest = IDLE
             self._state = FULL
+
+    def _lent(self) -> list[Any] | None:
+        return self._block.lent  # type: ignore[union-attr]
 
     # -- release ---------------------------------------------------------------------------------------------
     def release(self) -> None:
@@ -348,14 +359,9 @@ class Lease(Pinnable):
             self._give_back(self.last_uses(uses))
 
     def _give_back(self, uses: Uses) -> None:
-        block = self._block
-        if block is None:
-            homes, self._homes = self._homes, {}
-            if homes:
-                self._provider.returned(self.request, homes, uses)
-        else:
-            block.uses, block.events = uses, self.events
-            self._provider.give_back(block, self.stream)
+        if self._block is not None:
+            self._block.uses, self._block.events = uses, self.events
+            self._provider.give_back(self._block, self.stream)
 
     def let_go(self) -> None:
         if self.released:
@@ -364,51 +370,24 @@ class Lease(Pinnable):
 
     def outlived_capture(self) -> None:
         """The capture it was taken in has ended: its bytes are the graph's, and there is nothing left to release."""
-        if self._block is not None:
-            self._provider.abandon(self._block)
-        else:
-            self._give_back(self.stamped(self.request.timeline))
+        self._abandon()
         self._hide()
         self.uses = None
         self._state = self._rest
         self.held.pop(self, None)
 
-    # -- tensors from the framework's allocator ----------------------------------------------------------------
-    def fresh(self, position: int) -> Any:
-        """Allocate one tensor on the current stream (`Slot.tensor`)."""
-        request = self.request
-        timeline = request.timeline
-        with timeline.lock:
-            stream = timeline.current()
-            tensor = self._provider.fresh(request, position, stream)
-            if request.zero:
-                nbytes = request.extents[position].nbytes
-                timeline.driver.memset(timeline.driver.address_of(tensor), nbytes, 0, stream.key)
-            self._keep(position, tensor, stream)
-        return tensor
-
-    def filled(self, position: int, tensor: Any) -> None:
-        """An op's returning form made the tensor, on the current stream."""
-        timeline = self.request.timeline
-        with timeline.lock:
-            self._keep(position, tensor, timeline.current())
-
-    def _keep(self, position: int, tensor: Any, stream: Stream) -> None:
-        assert self._tensors is not None
-        self._tensors[position] = tensor
-        if position < len(SLOTS):
-            setattr(self, SLOTS[position], tensor)
-        if stream.capture is not None and self.stream.capture is None:
-            # A lease of before the capture, filled inside: the tensor is the graph's as well.
-            stream.capture.memory.append(tensor)
-            stream = self.request.timeline.outside(stream)
-        if position not in self._homes:
-            self._provider.received(self.request, position)
-        self._homes[position] = (tensor, stream)
+    def _abandon(self) -> None:
+        if self._block is not None:
+            self._provider.abandon(self._block)
 
     def _check(self, what: str) -> None:
         if self.released:
             raise LeaseReleased(f"{what} of the lease of {self.owner} after its release", "use it before")
+
+    def _refuse_replacing(self, name: str, present: Any, tensor: Any) -> None:
+        # ``lease.x += 1`` assigns what the in-place operator returned: the list is the block's.
+        if tensor is not present:
+            raise LeaseError(f"{name!r} of the lease of {self.owner} cannot be replaced", "copy into it: .copy_(...)")
 
     # -- what a lease is not -----------------------------------------------------------------------------------
     def __reduce__(self) -> Any:
@@ -442,12 +421,6 @@ def _tensor(name: str, position: int) -> Any:
         return (self._tensors if self._state == FULL else self._block.lent)[position]  # type: ignore[index,union-attr]
 
     def put(self: Lease, tensor: Any) -> None:
-        # ``lease.x += 1`` assigns what the in-place operator returned; the list is the block's.
-        if tensor is not get(self):
-            raise LeaseError(f"{name!r} of the lease of {self.owner} cannot be replaced", "copy into it: .copy_(...)")
+        self._refuse_replacing(name, get(self), tensor)
 
     return property(get, put, doc=f"Tensor {name!r} of the layout.")
-
-
-def _starts(tensor: Any) -> int:
-    return tensor.untyped_storage().data_ptr() if isinstance(tensor, torch.Tensor) else tensor.address

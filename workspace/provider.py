@@ -89,8 +89,8 @@ class WorkspaceProvider(Protocol):
     def fresh(self, request: Request, position: int, stream: Stream) -> Any:
         """One tensor of a request from the framework's allocator (only when `lends_tensors` is False)."""
 
-    def received(self, request: Request, position: int) -> None:
-        """A lease took in one tensor of a request, from `fresh` or from an op (only when `lends_tensors` is False)."""
+    def received(self, request: Request, nbytes: int) -> None:
+        """A lease took in so many bytes, from `fresh` or from an op (only when `lends_tensors` is False)."""
 
     def returned(self, request: Request, homes: Homes, uses: Uses) -> None:
         """A lease of such tensors ends with these last uses; `homes` says on which stream each was allocated."""

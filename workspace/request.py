@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from workspace.block import Shelf
 from workspace.layout import ALIGNMENT, Extent, Resolved
+from workspace.lazy import lazy_type
 from workspace.lease import lease_type
 
 if TYPE_CHECKING:
@@ -29,15 +30,17 @@ class Request:
     lease_type
         The `Lease` with the layout's tensors as properties.
     shelves, ready
-        The provider's shelves by stream key, and those a lease may take from by itself: the same where nothing stands
-        between lease and strategy, none otherwise.
+        The provider's shelves by stream key, and those a lease may take from by itself: the same where the request is
+        direct, none otherwise.
+    direct
+        Whether nothing stands between lease and strategy, nor is to be done at each acquire.
     align
         Bytes; the layout starts at the first multiple of it after `lead`.
     """
 
     __slots__ = (
-        "align", "dims", "extents", "index", "key", "lead", "lease_type", "nbytes", "owner", "payload", "ready",
-        "resolved", "shelves", "timeline", "zero",
+        "align", "dims", "direct", "extents", "index", "key", "lead", "lease_type", "nbytes", "owner", "payload",
+        "ready", "resolved", "shelves", "timeline", "zero",
     )  # fmt: skip
 
     def __init__(
@@ -48,9 +51,11 @@ class Request:
         self.key = key
         self.timeline = workspace.timeline
         self.dims = dict(resolved.dims)
-        self.lease_type = lease_type(resolved.layout)
+        lends = workspace.provider.lends_tensors
+        self.lease_type = lease_type(resolved.layout) if lends else lazy_type(resolved.layout)
+        self.direct = bool(workspace.direct and not zero and resolved.nbytes)
         self.shelves: dict[int, Shelf] = {}
-        self.ready = self.shelves if workspace.direct and not zero else {}
+        self.ready = self.shelves if self.direct else {}
         self.owner = owner
         self.zero = zero
         self.extents: tuple[Extent, ...] = resolved.extents

@@ -72,6 +72,8 @@ class Workspace:
         The strategy in its adaptors.
     config
         The settings.
+    closed
+        Whether `close` has been called.
     driver, device
         The seam, and the device tensors land on (a `workspace.simulated.Device`, or a `torch.device`).
     """
@@ -112,7 +114,7 @@ class Workspace:
                 self, timeline.later, partial(_finish, timeline, strategy, self._persistent)
             ).atexit = False
         self._locked = False
-        self._closed = False
+        self.closed = False
 
     def __repr__(self) -> str:
         return f"<workspace {self.name or 'root'}: {self.strategy} on {self.driver.name}>"
@@ -532,7 +534,7 @@ class Workspace:
 
         Raises `LockError` while leases, single tensors or graphs of this workspace exist.
         """
-        if self._closed:
+        if self.closed:
             return
         with self.timeline.lock:
             self.timeline.settle_releases()
@@ -542,14 +544,14 @@ class Workspace:
                 child.close()
             self._persistent.clear()
             self.provider.close()
-            self._closed = True
+            self.closed = True
             for request in self._resolved.values():
                 request.resolved.layout.latest = None
 
     @property
     def usable(self) -> bool:
         """Whether it can still lend: not closed, not in a forked child, and no sticky error of the device."""
-        return not self._closed and self.timeline.refusal is None
+        return not self.closed and self.timeline.refusal is None
 
     @property
     def graphs(self) -> int:
@@ -576,7 +578,7 @@ class Workspace:
             self.close()
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self.closed:
             raise WorkspaceError(f"{self!r} is closed", "create another")
         if self.timeline.refusal is not None:
             raise self.timeline.refusal

@@ -14,7 +14,7 @@ import torch
 
 from tests.workspace.scene import BYTES, MIB, SLAB, host, scene
 from workspace import Layout, Slot, spec
-from workspace.errors import LayoutError, LeaseError, LeaseReleased
+from workspace.errors import LayoutError, LeaseError, LeaseReleased, WorkspaceError
 from workspace.strategies.caching import CapturedCaching
 
 INTEGERS = Layout("integers", x=spec(2, 2, dtype=torch.int64), y=spec(2, 2, dtype=torch.int64))
@@ -197,3 +197,64 @@ def test_in_a_capture_a_tensor_is_kept_until_the_join(monkeypatch: pytest.Monkey
     assert device.verdict() == ("SAFE" if waits else "UNSAFE")
     if waits:
         assert device.memory.used <= 4 * 16 * MIB  # each layer's two tensors, and what the fork before still held
+
+
+# -- several at once -----------------------------------------------------------------------------------------------
+PAIR = Layout("pair", x=spec(4, dtype=torch.uint8), y=spec(2, dtype=torch.uint8), z=spec(0, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("strategy", ["caching", "upstream", "event_fenced"])
+def test_allocate_makes_what_is_missing_and_returns_what_is_there(strategy: str) -> None:
+    _, ws = host(strategy, allow_unsafe=True)
+    with ws.lease(PAIR) as lease:
+        slot = lease.x
+        (y,) = lease.allocate("y")
+        assert y is lease.y
+        x, again, z = lease.allocate()
+        assert again is y and x is lease.x and z.numel() == 0
+        assert slot is x or slot.tensor() is x
+        assert [one is other for one, other in zip(lease.allocate("y", "x"), (y, x), strict=True)] == [True, True]
+        assert ws.snapshot().allocated >= 6
+    assert ws.snapshot().allocated == 0
+
+
+@pytest.mark.parametrize("strategy", ["caching", "event_fenced"])
+def test_allocate_refuses_unknown_names_and_a_released_lease(strategy: str) -> None:
+    _, ws = host(strategy)
+    with ws.lease(PAIR) as lease:
+        with pytest.raises(AttributeError, match="has no tensor 'q'; it has: x, y, z"):
+            lease.allocate("x", "q")
+    with pytest.raises(LeaseReleased, match="after its release"):
+        lease.allocate("x")
+
+
+def test_what_cannot_be_allocated_leaves_the_rest_accounted() -> None:
+    """The first of two tensors is there, counted, and comes back with the release."""
+    device, ws = host("caching")
+    made = []
+    empty = ws.driver.empty
+
+    def fails_second(*arguments: Any) -> Any:
+        if made:
+            raise MemoryError("full")
+        made.append(empty(*arguments))
+        return made[0]
+
+    ws.driver.empty = fails_second  # type: ignore[method-assign]
+    with ws.lease(PAIR) as lease:
+        with pytest.raises(MemoryError):
+            lease.allocate("x", "y")
+        assert ws.snapshot().allocated == 4
+        assert lease.x is made[0]
+    assert ws.snapshot().allocated == 0
+
+
+@pytest.mark.parametrize("strategy", ["caching", "upstream"])
+def test_a_closed_workspace_lends_no_slots(strategy: str) -> None:
+    _, ws = host(strategy, allow_unsafe=True)
+    lease = ws.lease(PAIR)
+    with lease:
+        pass
+    ws.close()
+    with pytest.raises(WorkspaceError, match="is closed"):
+        lease.__enter__()

@@ -46,8 +46,8 @@ class Adaptor:
     def fresh(self, request: Request, position: int, stream: Stream) -> Any:
         return self.inner.fresh(request, position, stream)
 
-    def received(self, request: Request, position: int) -> None:
-        self.inner.received(request, position)
+    def received(self, request: Request, nbytes: int) -> None:
+        self.inner.received(request, nbytes)
 
     def returned(self, request: Request, homes: Homes, uses: Uses) -> None:
         self.inner.returned(request, homes, uses)

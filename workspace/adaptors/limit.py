@@ -45,9 +45,9 @@ class Limit(Adaptor):
         self._check(request.owner, request.extents[position].nbytes)
         return self.inner.fresh(request, position, stream)
 
-    def received(self, request: Request, position: int) -> None:
-        self._lent[0] += request.extents[position].nbytes
-        self.inner.received(request, position)
+    def received(self, request: Request, nbytes: int) -> None:
+        self._lent[0] += nbytes
+        self.inner.received(request, nbytes)
 
     def returned(self, request: Request, homes: Homes, uses: Uses) -> None:
         self._lent[0] -= sum(request.extents[position].nbytes for position in homes)

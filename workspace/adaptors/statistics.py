@@ -54,9 +54,9 @@ class Statistics(Adaptor):
             self._back(self._owner(block.request), block.nbytes)
         self.inner.abandon(block)
 
-    def received(self, request: Request, position: int) -> None:
-        self._lent(self._owner(request), request.extents[position].nbytes)
-        self.inner.received(request, position)
+    def received(self, request: Request, nbytes: int) -> None:
+        self._lent(self._owner(request), nbytes)
+        self.inner.received(request, nbytes)
 
     def returned(self, request: Request, homes: Homes, uses: Uses) -> None:
         self._back(self._owner(request), sum(request.extents[position].nbytes for position in homes))

@@ -50,17 +50,18 @@ class Caching:
         extent = request.extents[position]
         return self.timeline.driver.empty(extent.shape, extent.dtype, stream.key)
 
-    def received(self, request: Request, position: int) -> None:
-        self._counted.allocated += request.extents[position].nbytes
+    def received(self, request: Request, nbytes: int) -> None:
+        self._counted.allocated += nbytes
 
     def returned(self, request: Request, homes: Homes, uses: Uses) -> None:
-        extents, record_use = request.extents, self.timeline.driver.record_use
+        extents, several, freed = request.extents, len(uses) > 1, 0
         for position, (tensor, home) in homes.items():
-            self._counted.allocated -= extents[position].nbytes
-            if home.id not in uses or len(uses) > 1:
+            freed += extents[position].nbytes
+            if several or home.id not in uses:
                 for used in self.unordered(home, uses):
-                    record_use(tensor, used.key)
+                    self.timeline.driver.record_use(tensor, used.key)
                     self.recorded += 1
+        self._counted.allocated -= freed
 
     def unordered(self, home: Stream, uses: Uses) -> list[Stream]:
         """Streams whose uses do not precede the home stream's next work."""

@@ -224,7 +224,7 @@ class Pooled:
     def fresh(self, request: Request, position: int, stream: Stream) -> Any:
         raise NotImplementedError(f"{self.name} lends blocks")
 
-    def received(self, request: Request, position: int) -> None:
+    def received(self, request: Request, nbytes: int) -> None:
         raise NotImplementedError(f"{self.name} lends blocks")
 
     def returned(self, request: Request, homes: Homes, uses: Uses) -> None:
