@@ -1,4 +1,4 @@
-"""DeepSeek's tensor names and those of transformers' ``DeepseekV4ForCausalLM`` (5.17), both ways.
+"""DeepSeek's tensor names and those of transformers' ``DeepseekV4ForCausalLM`` (5.17).
 
 Transformers stacks the experts of a layer; it has no MTP block.
 """
@@ -6,7 +6,7 @@ Transformers stacks the experts of a layer; it has no MTP block.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -61,41 +61,22 @@ _LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 _EXPERT = re.compile(r"ffn\.experts\.(\d+)\.w[123]\.weight")
 
 
-def to_transformers(tensors: Mapping[str, torch.Tensor], config: ModelConfig) -> Tensors:
-    """A state dict for transformers from tensors under DeepSeek's names; MTP blocks are left out."""
-    found: Tensors = {}
-    for name, tensor in tensors.items():
+def translated(tensors: Mapping[str, torch.Tensor], config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor but those of MTP blocks under transformers' name; of the stacked ones, one is made at a time."""
+    for name in tensors:
         match = _LAYER.fullmatch(name)
         if match is None:
             if not name.startswith("mtp."):
-                found[OUTSIDE[name]] = tensor
+                yield OUTSIDE[name], tensors[name]
         elif not _EXPERT.fullmatch(match[2]):
-            found[f"model.layers.{match[1]}.{INSIDE[match[2]]}"] = tensor
+            yield f"model.layers.{match[1]}.{INSIDE[match[2]]}", tensors[name]
     for layer in range(config.num_hidden_layers):
         each = [f"layers.{layer}.ffn.experts.{expert}" for expert in range(config.n_routed_experts)]
-        gate_up = [torch.cat([tensors[f"{one}.w1.weight"], tensors[f"{one}.w3.weight"]]) for one in each]
-        found[f"model.layers.{layer}.{GATE_UP}"] = torch.stack(gate_up)
-        found[f"model.layers.{layer}.{DOWN}"] = torch.stack([tensors[f"{one}.w2.weight"] for one in each])
-    return found
+        gate_up = (torch.cat([tensors[f"{one}.w1.weight"], tensors[f"{one}.w3.weight"]]) for one in each)
+        yield f"model.layers.{layer}.{GATE_UP}", torch.stack(list(gate_up))
+        yield f"model.layers.{layer}.{DOWN}", torch.stack([tensors[f"{one}.w2.weight"] for one in each])
 
 
-def from_transformers(state: Mapping[str, torch.Tensor], config: ModelConfig) -> Tensors:
-    """Tensors under DeepSeek's names (views where they can be) from a state dict of transformers."""
-    outside = {theirs: ours for ours, theirs in OUTSIDE.items()}
-    inside = {theirs: ours for ours, theirs in INSIDE.items()}
-    found: Tensors = {}
-    for name, tensor in state.items():
-        match = _LAYER.fullmatch(name.removeprefix("model."))
-        if match is None:
-            found[outside[name]] = tensor
-        elif match[2] == GATE_UP:
-            for expert, one in enumerate(tensor):
-                gate, up = one.split(config.moe_intermediate_size)
-                prefix = f"layers.{match[1]}.ffn.experts.{expert}"
-                found[f"{prefix}.w1.weight"], found[f"{prefix}.w3.weight"] = gate, up
-        elif match[2] == DOWN:
-            for expert, one in enumerate(tensor):
-                found[f"layers.{match[1]}.ffn.experts.{expert}.w2.weight"] = one
-        else:
-            found[f"layers.{match[1]}.{inside[match[2]]}"] = tensor
-    return found
+def to_transformers(tensors: Mapping[str, torch.Tensor], config: ModelConfig) -> Tensors:
+    """A state dict for transformers from tensors under DeepSeek's names; MTP blocks are left out."""
+    return dict(translated(tensors, config))

@@ -1,0 +1,100 @@
+"""A checkpoint's tensors under DeepSeek's names, each read and dequantised when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import attrs
+import torch
+
+from dsv4 import configfile
+from dsv4.checkpoint.contents import Place, places
+from dsv4.checkpoint.errors import CheckpointError
+from dsv4.checkpoint.folder import Folder
+from dsv4.checkpoint.quantised import from_fp4, from_fp8
+from dsv4.config import ModelConfig, reduced
+from dsv4.model.parameters import TOKEN_TABLE
+
+OTHER_DRAFTER = "mtp.0.main_proj.weight"
+"""In the -0731 checkpoints ``mtp.*`` is another drafter than the MTP block (``dspark_*`` in their config.json)."""
+
+
+class Checkpoint(Mapping[str, torch.Tensor]):
+    """The tensors of a folder in the format of transformers or of DeepSeek, told apart by their names.
+
+    Everything is checked at once, from the files' headers; tensors are read one by one. Quantised matrices come as
+    float32, others in the dtype they are stored in; `dsv4.model.weights.Assembly` converts and shares them out.
+
+    Parameters
+    ----------
+    path
+        A folder with ``config.json`` in either spelling, and one ``.safetensors`` file or several with their index.
+    layers, experts
+        Take the first ones only; see `dsv4.config.reduced`. Token tables name the experts modulo `experts`. Files
+        that hold nothing of these may be absent.
+    device
+        Where tensors are dequantised, and left.
+
+    Attributes
+    ----------
+    config
+        Of what is here: without MTP blocks when the folder has none.
+
+    Raises
+    ------
+    ModelConfigError
+        The config is another model's, or not sound.
+    CheckpointError
+        The files do not hold the model of the config, or are damaged; lists everything.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        layers: int | None = None,
+        experts: int | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.path, self.device = Path(path), torch.device(device)
+        if not self.path.is_dir():
+            raise CheckpointError(f"{self.path} is no folder", "pass the folder with config.json and the weights")
+        whole = configfile.load(self.path)
+        self._folder = Folder(self.path)
+        whole = self._with_drafter(whole)
+        self.config = reduced(whole, layers, experts)
+        self._places = places(self._folder, whole, self.config)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        place = self._places[name]
+        found = self._dequantised(place, place.scale) if place.scale else self._read(place)
+        experts = self.config.n_routed_experts
+        if name.endswith(TOKEN_TABLE):
+            return found.long() % experts
+        return found[:experts] if ".ffn.gate." in name else found
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def _with_drafter(self, config: ModelConfig) -> ModelConfig:
+        """The config as far as the folder holds its MTP blocks."""
+        held = self._folder.shard_of
+        if OTHER_DRAFTER in held:
+            held = self._folder.shard_of = {name: one for name, one in held.items() if not name.startswith("mtp.")}
+        if any(name.startswith("mtp.") for name in held):
+            return config
+        return attrs.evolve(config, num_nextn_predict_layers=0)
+
+    def _read(self, place: Place) -> torch.Tensor:
+        part = () if place.expert is None else (place.expert, place.rows)
+        return self._folder.read(place.stored, *part).to(self.device)
+
+    def _dequantised(self, place: Place, scales: str) -> torch.Tensor:
+        weight, scale = self._read(place), self._folder.read(scales).to(self.device)
+        return from_fp8(weight, scale) if weight.dtype is torch.float8_e4m3fn else from_fp4(weight, scale)
