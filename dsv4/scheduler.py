@@ -179,6 +179,10 @@ class Scheduler:
         """Requests that wait or run."""
         return len(self._known)
 
+    def __contains__(self, request: int) -> bool:
+        """Whether a request waits or runs."""
+        return request in self._known
+
     def add(self, request: Request) -> None:
         """Queue a request behind the others. Raises `RequestError`; the other requests are not affected."""
         for name in ("prompt_tokens", "new_tokens"):

@@ -72,6 +72,28 @@ class Caches:
         """Tables of a new request, empty."""
         return Sequence(self.groups, self.allocators)
 
+    def check_fits(self, tokens: int, rows: int) -> None:
+        """Raise `RequestError` when a context would not fit even alone.
+
+        Parameters
+        ----------
+        tokens
+            Positions of the context that are computed.
+        rows
+            Rows of it in one step, at most.
+        """
+        for group in self.groups:
+            needed, blocks = group.most_blocks(tokens, min(tokens, rows)), self.allocators[group.name].blocks
+            if needed > blocks:
+                raise RequestError(
+                    f"a context of {tokens} tokens needs {needed} blocks of cache group {group.name!r}, which has "
+                    f"{blocks} in all",
+                    "shorten the prompt, ask for fewer tokens, or give the caches more memory",
+                    group=group.name,
+                    blocks=blocks,
+                    needed=needed,
+                )
+
     def _layer(self, kind: LayerKind, blocks: Mapping[str, int]) -> LayerCaches:
         made = {name: pages.allocate(blocks[group]) for name, (group, pages) in self.paging.of_layer(kind).items()}
         return LayerCaches(**made)

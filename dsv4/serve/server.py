@@ -1,0 +1,183 @@
+"""Requests in, tokens out: continuous batching with chunked prefill on one model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import count
+
+import attrs
+
+from dsv4.cache.errors import CacheFull
+from dsv4.errors import RequestError
+from dsv4.model.context import Context
+from dsv4.scheduler import Request, Rows, Scheduler
+from dsv4.serve.drafting import Acceptance, guess
+from dsv4.serve.errors import StepError
+from dsv4.serve.generation import Finish, Generation
+from dsv4.serve.model import Model
+from dsv4.serve.sampling import Sampling
+from dsv4.serve.turn import Turn, advance, turns
+
+
+@attrs.frozen
+class Delivery:
+    """Tokens that one step gave one request."""
+
+    generation: Generation
+    tokens: tuple[int, ...]
+
+
+class Server:
+    """Serves requests, one step at a time, in the thread that calls it.
+
+    Parameters
+    ----------
+    model
+        What a step runs on. Its limits are the server's.
+
+    Attributes
+    ----------
+    acceptance
+        How many guesses of the draft model were right.
+    """
+
+    def __init__(self, model: Model) -> None:
+        engine = model.engine
+        self.model = model
+        self.acceptance = Acceptance()
+        self._live: dict[int, Generation] = {}
+        self._ids = count()
+        limits = engine.max_num_batched_tokens, engine.max_num_seqs, engine.max_model_len
+        self._scheduler = Scheduler(*limits, room=self)
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that wait or run."""
+        return len(self._live)
+
+    @property
+    def evictions(self) -> int:
+        """How often a request gave its blocks to an older one and started again."""
+        return self._scheduler.evictions
+
+    def submit(self, prompt: Sequence[int], sampling: Sampling | None = None) -> Generation:
+        """Queue a request.
+
+        Raises
+        ------
+        RequestError
+            The prompt is empty, an id is outside the vocabulary, or the request could not run even alone: its context
+            is above the engine's, or the caches have too few blocks. Nothing was taken; other requests do not notice.
+        """
+        sampling = sampling or Sampling()
+        engine, vocabulary = self.model.engine, self.model.vocabulary
+        context = Context(prompt, vocabulary, engine.max_model_len)
+        for token in sampling.stop_tokens:
+            if not 0 <= token < vocabulary:
+                raise RequestError(
+                    f"stop token {token} is outside the vocabulary of {vocabulary}",
+                    f"ids are integers from 0 to {vocabulary - 1}",
+                    token=token,
+                )
+        request = Request(next(self._ids), len(prompt), sampling.max_new_tokens)
+        self.model.check_fits(len(prompt) + sampling.max_new_tokens)
+        self._scheduler.add(request)
+        generation = self._live[request.id] = Generation(request.id, sampling, context, len(prompt))
+        return generation
+
+    def cancel(self, generation: Generation) -> bool:
+        """End a request and give its blocks back; False when it had ended already."""
+        if generation.finish is not None:
+            return False
+        self._end(generation, Finish.CANCELLED)
+        return True
+
+    def close(self) -> None:
+        """Cancel every request. Twice is no error."""
+        for generation in list(self._live.values()):
+            self.cancel(generation)
+
+    def stream(self, generation: Generation) -> Iterator[int]:
+        """A request's tokens, those it has first; steps are run, for all requests, until there is another.
+
+        Raises
+        ------
+        StepError
+            At the end, where a step of the request failed.
+        """
+        given = 0
+        while generation.finish is None or given < len(generation.tokens):
+            new = generation.tokens[given:]
+            given += len(new)
+            yield from new
+            if not new:
+                self.step()
+        if generation.error is not None:
+            raise generation.error
+
+    def step(self) -> list[Delivery]:
+        """Run one step of the model for every request that can take part; nothing when there is none.
+
+        Where it fails, its requests end with a `StepError`, and their blocks are given back.
+        """
+        step = self._scheduler.step()
+        if step is None:
+            return []
+        try:
+            return self._run(step.rows)
+        except BaseException as error:
+            failed = StepError(f"a step of the model failed: {error}", "see the cause; submit the request again")
+            failed.__cause__ = error
+            for one in step.rows:
+                if one.request in self._live:
+                    self._end(self._live[one.request], Finish.ERROR, failed)
+            if not isinstance(error, Exception):
+                raise
+            return []
+
+    # -- the scheduler's room --------------------------------------------------------------------------------
+    def take(self, rows: Rows) -> bool:
+        """Blocks for a request's rows; see `dsv4.scheduler.Room`."""
+        try:
+            self.model.take(rows, self._live[rows.request].context)
+        except CacheFull:
+            return False
+        return True
+
+    def free(self, request: int) -> None:
+        """Evict a request; see `dsv4.scheduler.Room`."""
+        generation = self._live[request]
+        generation.context.free()
+        generation.drafts.clear()
+
+    # -- one step ----------------------------------------------------------------------------------------------
+    def _run(self, rows: tuple[Rows, ...]) -> list[Delivery]:
+        step = turns(rows, self._live)
+        outcome = advance(self.model, step)
+        for turn in step:
+            self._settle(turn)
+        going = [turn for turn in step if turn.generation.finish is None]
+        if self.model.drafts and going:
+            guess(self.model, going, outcome.residual)
+        for turn in going:
+            self._scheduler.draft(turn.generation.id, len(turn.generation.drafts))
+            turn.generation.context.trim(turn.certain.end)
+        return [Delivery(turn.generation, tuple(turn.tokens)) for turn in step if turn.tokens]
+
+    def _settle(self, turn: Turn) -> None:
+        """What a turn's tokens mean for its request."""
+        generation = turn.generation
+        if turn.guesses:
+            self.acceptance.add(turn)
+            self._scheduler.verified(generation.id, turn.certain.count)
+        finish = generation.ended_by
+        if finish:
+            self._end(generation, finish)
+
+    def _end(self, generation: Generation, finish: Finish, error: Exception | None = None) -> None:
+        if generation.id in self._scheduler:
+            self._scheduler.cancel(generation.id)
+        generation.context.free()
+        generation.drafts.clear()
+        generation.finish, generation.error = finish, error
+        del self._live[generation.id]
