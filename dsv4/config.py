@@ -1,6 +1,7 @@
 """The configuration of a DeepSeek-V4 model, validated as a whole."""
 
 import enum
+import math
 import typing
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -142,7 +143,8 @@ MAY_BE_ZERO = frozenset(
 def wrong_type(value: object, kind: object) -> str | None:
     """What is wrong with a value's type, None when nothing is."""
     if kind is float:
-        return None if type(value) in (int, float) else f"must be a number, not {value!r}"
+        sound = isinstance(value, int | float) and type(value) is not bool and math.isfinite(value)
+        return None if sound else f"must be a finite number, not {value!r}"
     if kind in (int, bool, str):
         return None if type(value) is kind else f"must be {kind.__name__}, not {value!r}"
     return None

@@ -78,7 +78,7 @@ def from_keys(keys: object, source: str = "the config") -> ModelConfig:
             f"this package runs {MODEL_TYPE!r} models only",
             model_type=found,
         )
-    problems: list[str] = []
+    problems = list(_contradictions(keys))
     values = dict(_translate(keys, problems))
     problems += _missing(values, keys)
     problems += check(values)
@@ -95,13 +95,40 @@ def _missing(values: Mapping[str, Any], keys: Mapping[str, Any]) -> Iterator[str
             yield f"{name} is missing" + (f" (there is {near[0]!r})" if near else "")
 
 
+def _contradictions(keys: Mapping[str, Any]) -> Iterator[str]:
+    """What one spelling says and the other denies, and what only transformers' spelling can say."""
+    types, ratios = keys.get("layer_types"), keys.get("compress_ratios")
+    if isinstance(types, list) and isinstance(ratios, list):
+        said = [RATIO_OF_LAYER_TYPE.get(str(one)) for one in types]
+        if said != ratios[: len(said)]:
+            yield f"layer_types mean compress_ratios {said}, which are given as {ratios}"
+    rates = keys.get("compress_rates")
+    for kind, rate in rates.items() if isinstance(rates, dict) else ():
+        if RATIO_OF_LAYER_TYPE.get(kind) != rate:
+            yield f"compress_rates has {rate!r} for {kind!r}; it must be {RATIO_OF_LAYER_TYPE.get(kind, 'absent')}"
+    routing = keys.get("mlp_layer_types")
+    if isinstance(routing, list):
+        hashed = routing.count("hash_moe")
+        if routing[:hashed] != ["hash_moe"] * hashed or any(one != "moe" for one in routing[hashed:]):
+            yield f"mlp_layer_types is {routing}; it must be 'hash_moe' for the first layers, then 'moe'"
+        if keys.get("num_hash_layers", hashed) != hashed:
+            yield f"mlp_layer_types has {hashed} of 'hash_moe', and num_hash_layers is {keys['num_hash_layers']!r}"
+    parameters = keys.get("rope_parameters")
+    main = parameters.get("main") if isinstance(parameters, dict) else None
+    if isinstance(main, dict) and main.get("rope_type", "default") != "default":
+        yield f"rope_parameters.main is of type {main['rope_type']!r}; layers without a compressor use plain RoPE"
+    share, width, part = (keys.get(name) for name in ("partial_rotary_factor", "head_dim", "qk_rope_head_dim"))
+    if isinstance(share, float) and type(width) is int and type(part) is int and int(width * share) != part:
+        yield f"partial_rotary_factor={share} of head_dim={width} is not qk_rope_head_dim={part}"
+
+
 def _translate(keys: Mapping[str, Any], problems: list[str]) -> Iterator[tuple[str, Any]]:
     """The config's fields among the keys, transformers' spellings turned into DeepSeek's."""
     for name in FIELDS.keys() & keys.keys() - {"rope_scaling"}:
         yield name, keys[name]
     if "compress_ratios" not in keys and "layer_types" in keys:
         types = keys["layer_types"]
-        unknown = [one for one in types if one not in RATIO_OF_LAYER_TYPE] if isinstance(types, list) else [types]
+        unknown = [one for one in types if str(one) not in RATIO_OF_LAYER_TYPE] if isinstance(types, list) else [types]
         if unknown:
             problems.append(f"layer_types holds {unknown[0]!r}; known are {', '.join(RATIO_OF_LAYER_TYPE)}")
         else:

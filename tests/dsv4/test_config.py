@@ -9,7 +9,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from dsv4.config import LayerKind, ModelConfig, RopeScaling
+from dsv4.config import LayerKind, ModelConfig, RopeScaling, reduced
 from dsv4.configfile import from_keys, load, resolve
 from dsv4.errors import ModelConfigError
 from dsv4.presets import FLASH, PRO
@@ -113,17 +113,57 @@ def test_one_error_lists_every_problem() -> None:
         ({"vocab_size": 1}, "eos_token_id=1 is outside the vocabulary of 1"),
         ({"hidden_size": 0}, "hidden_size is 0; it must be above 0"),
         ({"sliding_window": -1}, "sliding_window is -1"),
-        ({"routed_scaling_factor": None}, "routed_scaling_factor must be a number"),
+        ({"routed_scaling_factor": None}, "routed_scaling_factor must be a finite number"),
+        ({"rope_theta": float("inf")}, "rope_theta must be a finite number, not inf"),
+        ({"swiglu_limit": float("nan")}, "swiglu_limit must be a finite number, not nan"),
+        ({"hc_eps": True}, "hc_eps must be a finite number, not True"),
+        ({"o_groups": 0}, "o_groups is 0; it must be above 0"),
+        ({"compress_ratios": [4.0] * 43}, "must be a list of integers"),
         ({"expert_dtype": "int4"}, "one of fp4, fp8"),
         ({"rope_scaling": {"type": "linear"}}, "type 'linear'"),
         ({"rope_scaling": {"factor": 0}}, "rope_scaling .factor is 0"),
         ({"rope_scaling": 16}, "YaRN parameters"),
         ({"hidden_size": ..., "hidden_sizes": 4096}, "hidden_size is missing (there is 'hidden_sizes')"),
         ({"compress_ratios": ..., "layer_types": ["full_attention"]}, "layer_types holds 'full_attention'"),
+        ({"layer_types": ["sliding_attention"] * 43}, "layer_types mean compress_ratios [0, 0, 0"),
+        (
+            {"compress_rates": {"compressed_sparse_attention": 8}},
+            "has 8 for 'compressed_sparse_attention'; it must be 4",
+        ),
+        ({"compress_rates": {"full_attention": 4}}, "has 4 for 'full_attention'; it must be absent"),
+        ({"num_hash_layers": ..., "mlp_layer_types": ["moe", "hash_moe"]}, "'hash_moe' for the first layers, then"),
+        ({"num_hash_layers": ..., "mlp_layer_types": ["dense", "moe"]}, "'hash_moe' for the first layers, then"),
+        ({"mlp_layer_types": ["hash_moe"] * 2}, "has 2 of 'hash_moe', and num_hash_layers is 3"),
+        ({"rope_parameters": {"main": {"rope_type": "yarn"}}}, "rope_parameters.main is of type 'yarn'"),
+        ({"layer_types": [{}] * 43, "mlp_layer_types": [[]]}, "'hash_moe' for the first layers, then"),
+        ({"partial_rotary_factor": 0.25}, "partial_rotary_factor=0.25 of head_dim=512 is not qk_rope_head_dim=64"),
     ],
 )
 def test_each_rule_names_value_and_rule(changes: dict[str, object], needle: str) -> None:
     assert any(needle in problem for problem in problems(**changes)), problems(**changes)
+
+
+def test_a_reduced_model_keeps_the_shapes_of_attention() -> None:
+    """Four layers of Flash are of all three kinds; the MTP block's ratio stays behind them."""
+    small = reduced(FLASH, layers=4, experts=8)
+    assert small.compress_ratios == (0, 0, 4, 128, 0)
+    assert (small.num_hidden_layers, small.n_routed_experts, small.num_hash_layers) == (4, 8, 3)
+    same = {"compress_ratios", "num_hidden_layers", "n_routed_experts"}
+    kept = {name: value for name, value in attrs.asdict(small).items() if name not in same}
+    assert kept == {name: value for name, value in attrs.asdict(FLASH).items() if name not in same}
+    assert reduced(FLASH, layers=2).num_hash_layers == 2
+    assert reduced(FLASH) == FLASH
+
+
+@pytest.mark.parametrize("wanted", [{"layers": 0}, {"layers": 44}, {"experts": 257}, {"experts": 6.0}])
+def test_more_than_there_is_cannot_be_left(wanted: dict[str, int]) -> None:
+    with pytest.raises(ModelConfigError, match=f"{next(iter(wanted))}=.* of a model that has (43|256)"):
+        reduced(FLASH, **wanted)
+
+
+def test_a_token_needs_its_experts() -> None:
+    with pytest.raises(ModelConfigError, match="num_experts_per_tok=6 is above n_routed_experts=4"):
+        reduced(FLASH, experts=4)
 
 
 def test_a_config_built_by_hand_is_checked_too() -> None:
