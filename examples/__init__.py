@@ -1,0 +1,1 @@
+"""Runnable examples that the pages of docs/ are cut from."""
