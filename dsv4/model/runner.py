@@ -95,8 +95,8 @@ class Runner:
         return in_order(rows, shares, found)
 
     def draft(self, rows: Sequence[Rows], contexts: Contexts, residual: torch.Tensor) -> Outcome:
-        """The MTP block over rows of the last step: `Draft.forward`, in a lane of its own."""
-        shares = self.take(rows, contexts)
+        """The MTP block over rows of requests that have been in a step: `Draft.forward`, in a lane of its own."""
+        shares = self._shares(rows, contexts)
         found: dict[int, Outcome] = {}
 
         def drafting(index: int, own: Sequence[Rows]) -> Iterator[None]:
@@ -112,37 +112,33 @@ class Runner:
         """[N, V] of rows [N, H] of `Outcome.hidden`, on the current stream."""
         return self.decoders[0].logits(hidden)
 
-    def take(self, rows: Sequence[Rows], contexts: Contexts, ahead: int = 0) -> dict[int, list[Rows]]:
-        """Take the blocks of a step, also in the draft's caches; its rows by micro-batch.
+    def take(self, rows: Sequence[Rows], contexts: Contexts) -> dict[int, list[Rows]]:
+        """Take the blocks of a step; its rows by micro-batch.
 
         A new request goes where the smallest part of the caches is taken.
-
-        Parameters
-        ----------
-        ahead
-            Positions behind the rows that the draft's caches reach to, for drafts of drafts.
         """
-        shares: dict[int, list[Rows]] = {}
         for one in rows:
             context = contexts[one.request]
-            index = self._home(context)
-            context.blocks_of(self.decoders[index].caches).extend(one.start, one.end)
-            if self.drafts:
-                end = min(one.end + ahead, self.decoders[index].engine.max_model_len)
-                context.blocks_of(self.drafts[index].caches).extend(one.start, end)
-            shares.setdefault(index, []).append(one)
-        return dict(sorted(shares.items()))
+            context.blocks_of(self.decoders[self.home(context)].caches).extend(one.start, one.end)
+        return self._shares(rows, contexts)
 
     def close(self) -> None:
         """Release the graphs; leases are none between steps, streams belong to the device."""
         for graphs in self.graphs:
             graphs.close()
 
-    def _home(self, context: Context) -> int:
+    def home(self, context: Context) -> int:
+        """The micro-batch of a request; of a new one, that which would take it now."""
         for index, decoder in enumerate(self.decoders):
             if context.holds(decoder.caches):
                 return index
         return min(range(len(self.decoders)), key=lambda index: _load(self.decoders[index].caches))
+
+    def _shares(self, rows: Sequence[Rows], contexts: Contexts) -> dict[int, list[Rows]]:
+        shares: dict[int, list[Rows]] = {}
+        for one in rows:
+            shares.setdefault(self.home(contexts[one.request]), []).append(one)
+        return dict(sorted(shares.items()))
 
     def _fitting(self, index: int, rows: Sequence[Rows]) -> int:
         decoder = self.decoders[index]

@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 
 MASKS = (torch.bool, torch.uint8)
 
+LADDER = ShapeLadder()
+OPERATORS: dict[int, Operator] = {}
+"""By id, as hashing an overload takes a Python call; each keeps its overload, so that no id comes twice. These and the
+shapes depend on operators only: all devices of a process share them."""
+
 
 class Executor(Enqueueing):
     """Decides what becomes of each operator call of one device. Threads reach it through their `Dispatch` mode.
@@ -41,9 +46,7 @@ class Executor(Enqueueing):
 
     def __init__(self, device: Device) -> None:
         super().__init__(device)
-        self.ladder = ShapeLadder()
         self._replays = Replays(device)
-        self._operators: dict[int, Operator] = {}  # by id, as hashing an overload takes a Python call
         device.executor = self
         device.queue.execute = run
         self._routes: dict[Kind, Callable[[Operator, Any, Any], Any]] = {
@@ -64,7 +67,7 @@ class Executor(Enqueueing):
 
     def dispatch(self, func: Any, args: Any, kwargs: Any, mode: Dispatch) -> Any:
         """Run or enqueue one operator call, with every mode off; return what the caller gets."""
-        operator = self._operators.get(id(func)) or self._operator(func)
+        operator = OPERATORS.get(id(func)) or self._operator(func)
         kind = operator.kind
         if kind is Kind.IMMEDIATE:
             return operator.call(*args, **kwargs)
@@ -99,11 +102,11 @@ class Executor(Enqueueing):
         if operator.custom and not operator.fresh:
             return self._enqueue(operator, args, kwargs, bound, Outcome(None, {}))
         try:
-            outcome = self.ladder.outcome(operator, bound.key, bound.args, bound.kwargs)
+            outcome = LADDER.outcome(operator, bound.key, bound.args, bound.kwargs)
         except NoShape as missing:
             return self._shapeless(operator, args, kwargs, missing)
         except TypeError:  # an argument that cannot be hashed
-            outcome = self.ladder.climb(operator, bound.args, bound.kwargs)
+            outcome = LADDER.climb(operator, bound.args, bound.kwargs)
         if outcome.resized:
             self._fit(kwargs, outcome.resized)
             return self._defer(operator, args, kwargs)
@@ -112,9 +115,7 @@ class Executor(Enqueueing):
     def _random(self, operator: Operator, args: Any, kwargs: Any) -> Any:
         bound = self._bind(operator, args, kwargs)
         try:
-            start, outcome = draw(
-                kwargs.get("generator"), lambda: self.ladder.rehearse(operator, bound.args, bound.kwargs)
-            )
+            start, outcome = draw(kwargs.get("generator"), lambda: LADDER.rehearse(operator, bound.args, bound.kwargs))
         except RuntimeError:  # its arguments decide how much it draws, or whether it may
             return self._sampler(operator, args, kwargs)
         capture = self.device.capture_of(self.device.current_stream())
@@ -193,7 +194,7 @@ class Executor(Enqueueing):
             )
 
     def _operator(self, func: Any) -> Operator:
-        return self._operators.setdefault(id(func), Operator(func))
+        return OPERATORS.setdefault(id(func), Operator(func))
 
 
 def _elsewhere(device: Any) -> bool:

@@ -77,7 +77,7 @@ class Outcome:
 
 
 class ShapeLadder:
-    """Predicts outcomes; one for a device. Called with every mode off."""
+    """Predicts outcomes. Called with every mode off."""
 
     def __init__(self) -> None:
         self._known: dict[Any, Outcome] = {}
