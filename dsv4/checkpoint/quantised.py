@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import torch
 
-from dsv4.cache.quantise import BIAS, FP8, FP8_MAX, dequantise_fp4, exponent
+from dsv4.cache.quantise import BIAS, FP8, FP8_MAX, exponent
+from dsv4.cache.quantise import from_fp4 as from_fp4_codes
 
 BLOCK = 128
 FP4_BLOCK = 32
 
 E8M0 = torch.float8_e8m0fnu
+
+PAIRS = from_fp4_codes(torch.arange(256, dtype=torch.uint8)[:, None], torch.float32)
+"""The two values of each byte of FP4 [256, 2]: one look-up for both, as a checkpoint has billions of them."""
 
 
 def fp8_scale_shape(rows: int, columns: int) -> tuple[int, int]:
@@ -38,7 +42,9 @@ def from_fp8(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 def from_fp4(packed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """float32 [N, K] of packed codes [N, K/2], int8 or uint8, and UE8M0 bytes [N, K/32]."""
-    return dequantise_fp4(packed.view(torch.uint8), scale.view(torch.uint8), torch.float32, FP4_BLOCK)
+    codes = packed.view(torch.uint8).flatten().int()
+    values = PAIRS.to(packed.device).index_select(0, codes).view(packed.shape[0], -1, FP4_BLOCK)
+    return values.mul_(scales(scale)[..., None]).flatten(1)
 
 
 def to_fp8(weight: torch.Tensor, *, wide_scales: bool) -> tuple[torch.Tensor, torch.Tensor]:
