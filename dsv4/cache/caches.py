@@ -45,6 +45,8 @@ class Caches:
         Blocks of each group, by `dsv4.cache.groups` name; `dsv4.cache.paging.Paging.block_bytes` says what one takes.
     draft
         For the MTP block, one SWA-only layer.
+    device
+        Where the pages are.
 
     Attributes
     ----------
@@ -53,7 +55,13 @@ class Caches:
     """
 
     def __init__(
-        self, config: ModelConfig, storage: Storage, blocks: Mapping[str, int], *, draft: bool = False
+        self,
+        config: ModelConfig,
+        storage: Storage,
+        blocks: Mapping[str, int],
+        *,
+        draft: bool = False,
+        device: torch.device | str = "cpu",
     ) -> None:
         self.config = config
         self.storage = storage
@@ -66,7 +74,7 @@ class Caches:
                 f"blocks are given for {', '.join(sorted(blocks))}", f"give them for {', '.join(sorted(names))}"
             )
         self.allocators = {name: BlockAllocator(name, blocks[name]) for name in sorted(names)}
-        self.layers = [self._layer(kind, blocks) for kind in self.kinds]
+        self.layers = [self._layer(kind, blocks, device) for kind in self.kinds]
 
     def sequence(self) -> Sequence:
         """Tables of a new request, empty."""
@@ -94,9 +102,9 @@ class Caches:
                     needed=needed,
                 )
 
-    def _layer(self, kind: LayerKind, blocks: Mapping[str, int]) -> LayerCaches:
-        made = {name: pages.allocate(blocks[group]) for name, (group, pages) in self.paging.of_layer(kind).items()}
-        return LayerCaches(**made)
+    def _layer(self, kind: LayerKind, blocks: Mapping[str, int], device: torch.device | str) -> LayerCaches:
+        pages = self.paging.of_layer(kind)
+        return LayerCaches(**{name: one.allocate(blocks[group], device) for name, (group, one) in pages.items()})
 
     @property
     def nbytes(self) -> int:

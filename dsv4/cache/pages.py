@@ -37,8 +37,8 @@ class Pages(Protocol):
     def block_size(self) -> int:
         """States of a page."""
 
-    def allocate(self, blocks: int) -> torch.Tensor:
-        """A cache of zeros on the CPU."""
+    def allocate(self, blocks: int, device: torch.device | str = "cpu") -> torch.Tensor:
+        """A cache of zeros."""
 
     def write(self, cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor, rule: Floor = Floor.ABSMAX) -> None:
         """Store rows [N, width] at slots [N]; slots below 0 are skipped."""
@@ -68,8 +68,8 @@ class Plain:
     def page_bytes(self) -> int:
         return self.block_size * self.width * self.dtype.itemsize
 
-    def allocate(self, blocks: int) -> torch.Tensor:
-        return torch.zeros(blocks, self.block_size, self.width, dtype=self.dtype)
+    def allocate(self, blocks: int, device: torch.device | str = "cpu") -> torch.Tensor:
+        return torch.zeros(blocks, self.block_size, self.width, dtype=self.dtype, device=device)
 
     def write(self, cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor, rule: Floor = Floor.ABSMAX) -> None:
         block, offset, kept = split(slots, self.block_size)
@@ -123,8 +123,8 @@ class MLA:
     def page_bytes(self) -> int:
         return round_up(self.block_size * (self.states.width + self.scales.width), self.states.width)
 
-    def allocate(self, blocks: int) -> torch.Tensor:
-        return torch.zeros(blocks, self.page_bytes, dtype=torch.uint8)
+    def allocate(self, blocks: int, device: torch.device | str = "cpu") -> torch.Tensor:
+        return torch.zeros(blocks, self.page_bytes, dtype=torch.uint8, device=device)
 
     def write(self, cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor, rule: Floor = Floor.ABSMAX) -> None:
         block, offset, kept = split(slots, self.block_size)
@@ -168,8 +168,8 @@ class IndexerFP8:
     def page_bytes(self) -> int:
         return round_up(self.block_size * (self.width + 4), PAGE_ALIGNMENT)
 
-    def allocate(self, blocks: int) -> torch.Tensor:
-        return torch.zeros(blocks, self.page_bytes, dtype=torch.uint8)
+    def allocate(self, blocks: int, device: torch.device | str = "cpu") -> torch.Tensor:
+        return torch.zeros(blocks, self.page_bytes, dtype=torch.uint8, device=device)
 
     def write(self, cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor, rule: Floor = Floor.ABSMAX) -> None:
         block, offset, kept = split(slots, self.block_size)
@@ -206,8 +206,8 @@ class IndexerFP4:
     def page_bytes(self) -> int:
         return round_up(self.block_size * (self.keys.width + self.scales.width), PAGE_ALIGNMENT)
 
-    def allocate(self, blocks: int) -> torch.Tensor:
-        return torch.zeros(blocks, self.page_bytes, dtype=torch.uint8)
+    def allocate(self, blocks: int, device: torch.device | str = "cpu") -> torch.Tensor:
+        return torch.zeros(blocks, self.page_bytes, dtype=torch.uint8, device=device)
 
     def write(self, cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor, rule: Floor = Floor.ABSMAX) -> None:
         block, offset, kept = split(slots, self.block_size)
@@ -273,9 +273,9 @@ class States:
     def page_bytes(self) -> int:
         return round_up(self.block_size * self.width * self.dtype.itemsize, PAGE_ALIGNMENT)
 
-    def allocate(self, blocks: int) -> torch.Tensor:
+    def allocate(self, blocks: int, device: torch.device | str = "cpu") -> torch.Tensor:
         """States of zeros, [blocks, block_size, width], strided by the page."""
         stride = self.page_bytes // self.dtype.itemsize
-        return torch.zeros(blocks, stride, dtype=self.dtype).as_strided(
+        return torch.zeros(blocks, stride, dtype=self.dtype, device=device).as_strided(
             (blocks, self.block_size, self.width), (stride, self.width, 1)
         )
