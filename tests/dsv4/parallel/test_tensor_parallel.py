@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +9,9 @@ import torch
 
 from dsv4.model.presets import MIXED
 from dsv4.parallel import Ranks
+from tests.dsv4.parallel.spawned import RANKS, spawned
 from tests.dsv4.parallel.worker import GENERATED, LENGTH, computed
 
-ROOT = Path(__file__).parents[3]
-
-RANKS = 2
 TOLERANCE = 1e-4
 """Of logits with a standard deviation of 1, float32: partial sums are added in another order."""
 
@@ -28,20 +21,7 @@ STRATEGIES = "event_fenced", "caching"
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two ranks found, over gloo."""
-    folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    processes = []
-    for rank in range(RANKS):
-        own = {"WORLD_SIZE": RANKS, "RANK": rank, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        environment = os.environ | {name: str(value) for name, value in own.items()} | {"OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "tests.dsv4.parallel.worker", str(folder)]
-        processes.append(subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True))
-    for one in processes:
-        errors = one.communicate(timeout=240)[1]
-        assert one.returncode == 0, errors
-    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(RANKS)]
+    return spawned(tmp_path_factory.mktemp("ranks"), "cpu")
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,7 @@
-"""One rank of a model by seed: what it computes goes to a file. ``python -m tests.dsv4.parallel.worker FOLDER``."""
+"""One rank of a model by seed: what it computes goes to a file.
+
+``python -m tests.dsv4.parallel.worker FOLDER DEVICE``, in the environment of ``torchrun``.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def computed(ranks: parallel.Ranks, strategy: str, summing: bool = True) -> dict
     shard = Shard(MIXED, tensor_parallel=ranks.size, rank=ranks.rank, attention="flashinfer")
     assembly = Assembly(shard, EXACT, RandomTensors(MIXED, 0), ranks.device)
     ws = workspace.create(strategy, device=str(ranks.device))
-    caches = Caches(MIXED, EXACT.storage, blocks_for(MIXED, 512))
+    caches = Caches(MIXED, EXACT.storage, blocks_for(MIXED, 512), device=ranks.device)
     all_reduce = ranks.all_reduce if summing else None
     model = Decoder(ws, shard, EXACT, ENGINE, assembly.model(), caches, all_reduce=all_reduce)
     one = context(model, prompt(MIXED, LENGTH))
@@ -39,16 +42,18 @@ def computed(ranks: parallel.Ranks, strategy: str, summing: bool = True) -> dict
         tokens.append(int(found[-1][-1].argmax()))
         one.append(tokens[-1:])
         found.append(step(model, contexts, (0, at, 1, False))[1])
-    draft = Draft(model, assembly.draft(), Caches(MIXED, EXACT.storage, blocks_for(MIXED, 512, draft=True), draft=True))
+    draft_blocks = blocks_for(MIXED, 512, draft=True)
+    draft_caches = Caches(MIXED, EXACT.storage, draft_blocks, draft=True, device=ranks.device)
+    draft = Draft(model, assembly.draft(), draft_caches)
     with ws.on(model.main), ws.slot(lane="draft"):
         drafted = draft.forward([Rows(0, 0, LENGTH, True, True)], contexts, outcome.residual)
         drafted_logits = model.logits(drafted.hidden)
     ws.synchronize()
     one.free()
     return {
-        "logits": torch.cat(found),
+        "logits": torch.cat(found).cpu(),
         "tokens": tokens,
-        "draft": drafted_logits,
+        "draft": drafted_logits.cpu(),
         "leased": ws.snapshot().allocated,
         "layer": attrs.asdict(model.weights.layers[1]),
     }
@@ -64,9 +69,9 @@ def refused(ranks: parallel.Ranks) -> str:
     return ""
 
 
-def main(folder: str) -> None:
+def main(folder: str, device: str) -> None:
     torch.set_num_threads(1)
-    ranks = parallel.group()
+    ranks = parallel.group(device)
     ranks.agree(MIXED, seed=0)
     found = {strategy: computed(ranks, strategy) for strategy in ("event_fenced", "caching")}
     torch.save(found | {"refused": refused(ranks)}, f"{folder}/{ranks.rank}.pt")
@@ -74,4 +79,4 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -1,0 +1,33 @@
+"""Two ranks in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).parents[3]
+
+RANKS = 2
+
+
+def spawned(folder: Path, device: str) -> list[dict[str, Any]]:
+    """What each rank of `tests.dsv4.parallel.worker` found."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = []
+    for rank in range(RANKS):
+        own = {"WORLD_SIZE": RANKS, "RANK": rank, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        environment = os.environ | {name: str(value) for name, value in own.items()} | {"OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "tests.dsv4.parallel.worker", str(folder), device]
+        processes.append(subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True))
+    for one in processes:
+        errors = one.communicate(timeout=240)[1]
+        assert one.returncode == 0, errors
+    return [torch.load(folder / f"{rank}.pt", weights_only=False, map_location="cpu") for rank in range(RANKS)]
