@@ -80,7 +80,7 @@ class Folder:
             try:
                 found = self._open[shard] = safe_open(self.path / shard, "pt")
             except OSError as error:
-                raise CheckpointError(f"{shard} cannot be read: {error.strerror or 'it is missing'}", WHOLE) from error
+                raise CheckpointError(f"{shard} cannot be read: {error}", WHOLE) from error
             except SafetensorError as error:
                 raise CheckpointError(f"{shard} is no whole safetensors file: {error}", WHOLE) from error
         return found

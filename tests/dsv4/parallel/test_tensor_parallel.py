@@ -10,7 +10,7 @@ import torch
 from dsv4.model.presets import MIXED
 from dsv4.parallel import Ranks
 from tests.dsv4.parallel.spawned import RANKS, spawned
-from tests.dsv4.parallel.worker import GENERATED, LENGTH, computed
+from tests.dsv4.parallel.worker import GENERATED, LENGTH, computed, in_two_micro_batches
 
 TOLERANCE = 1e-4
 """Of logits with a standard deviation of 1, float32: partial sums are added in another order."""
@@ -46,6 +46,13 @@ def test_ranks_hold_the_same_bits(strategy: str, ranks: list[dict[str, Any]]) ->
     """Every rank samples from the same logits, so none needs to be told the token."""
     first, second = (rank[strategy] for rank in ranks)
     assert torch.equal(first["logits"], second["logits"]) and torch.equal(first["draft"], second["draft"])
+
+
+def test_sums_of_two_micro_batches_do_not_meet(ranks: list[dict[str, Any]]) -> None:
+    wanted = in_two_micro_batches(Ranks(0, 1, torch.device("cpu")))
+    assert wanted.std() > 0.5
+    for rank in ranks:
+        assert (rank["micro_batches"] - wanted).abs().max() <= TOLERANCE
 
 
 def test_without_the_sums_a_rank_has_its_part_only(alone: dict[str, Any]) -> None:

@@ -17,7 +17,10 @@ from dsv4.cache.caches import Caches
 from dsv4.model.decoder import Decoder, Draft
 from dsv4.model.presets import MIXED
 from dsv4.model.random_weights import RandomTensors
+from dsv4.model.reserve import reserve
+from dsv4.model.runner import Runner
 from dsv4.model.weights import Assembly
+from dsv4.options import Options
 from dsv4.scheduler import Rows
 from dsv4.shard import Shard
 from tests.dsv4.model.made import ENGINE, EXACT, blocks_for, context, prompt, step
@@ -59,6 +62,25 @@ def computed(ranks: parallel.Ranks, strategy: str, summing: bool = True) -> dict
     }
 
 
+def in_two_micro_batches(ranks: parallel.Ranks) -> torch.Tensor:
+    """Logits of two prompts side by side: the sums of one micro-batch are under way while the other takes its turn."""
+    shard = Shard(MIXED, tensor_parallel=ranks.size, rank=ranks.rank, attention="flashinfer")
+    weights = Assembly(shard, EXACT, RandomTensors(MIXED, 0), ranks.device).model()
+    ws = workspace.create("event_fenced", device=str(ranks.device), micro_batches=2)
+    options = Options(micro_batches=2)
+    reserve(ws, shard, EXACT, ENGINE, options)
+    caches = [Caches(MIXED, EXACT.storage, blocks_for(MIXED, 512), device=ranks.device) for _ in range(2)]
+    runner = Runner(ws, shard, EXACT, ENGINE, weights, caches, options, all_reduce=ranks.all_reduce)
+    lengths = LENGTH // 2, LENGTH // 3
+    contexts = {i: context(runner.decoders[0], prompt(MIXED, length, i)) for i, length in enumerate(lengths)}
+    found = runner.forward([Rows(i, 0, length, True, True) for i, length in enumerate(lengths)], contexts)
+    assert {runner.home(one) for one in contexts.values()} == {0, 1}
+    logits = runner.logits(found.hidden)
+    ws.synchronize()
+    runner.close()
+    return logits.cpu()
+
+
 def refused(ranks: parallel.Ranks) -> str:
     """What a rank is told when rank 1 was started with other options."""
     config = attrs.evolve(MIXED, index_topk=8) if ranks.rank == 1 else MIXED
@@ -73,8 +95,9 @@ def main(folder: str, device: str) -> None:
     torch.set_num_threads(1)
     ranks = parallel.group(device)
     ranks.agree(MIXED, seed=0)
-    found = {strategy: computed(ranks, strategy) for strategy in ("event_fenced", "caching")}
-    torch.save(found | {"refused": refused(ranks)}, f"{folder}/{ranks.rank}.pt")
+    found: dict[str, Any] = {strategy: computed(ranks, strategy) for strategy in ("event_fenced", "caching")}
+    found |= {"micro_batches": in_two_micro_batches(ranks), "refused": refused(ranks)}
+    torch.save(found, f"{folder}/{ranks.rank}.pt")
     ranks.close()
 
 
