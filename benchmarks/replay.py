@@ -20,4 +20,4 @@ def session_and_steps(count: int) -> tuple[Any, list[Any]]:
 
 def open_workspace(strategy: str, device: Any, statistics: bool = False) -> Any:
     """A workspace with the default settings, but for the strategy and the count of bytes."""
-    return workspace.create(device=device, config=WorkspaceConfig(strategy, statistics=statistics))
+    return workspace.create(device=device, config=WorkspaceConfig(strategy, allow_unsafe=True, statistics=statistics))

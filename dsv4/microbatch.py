@@ -240,9 +240,9 @@ class MicroBatch:
         found: list[Any] = []
         for place, names in touched:
             known = self._single[place]
-            try:
+            if names[0] in known and (len(names) == 1 or all(name in known for name in names)):
                 found += [known[name] for name in names]
-            except KeyError:
+            else:
                 found += self._allocated(place, names)
         return found
 

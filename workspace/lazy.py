@@ -72,14 +72,14 @@ class LazyLease(Lease):
         request, tensors = self.request, self._tensors
         assert tensors is not None
         try:
-            positions = [request.index[name] for name in names] if names else list(range(len(tensors)))
+            positions = request.positions(names)
         except KeyError as unknown:
             return [self.__getattr__(unknown.args[0])]
         timeline = request.timeline
         with timeline.lock:
-            stream = timeline.current()
-            self._make([position for position in positions if tensors[position] is None], stream)
-        return [one.tensor() if type(one) is Slot else one for one in [tensors[position] for position in positions]]
+            self._make([position for position in positions if tensors[position] is None], timeline.current())
+        found = [tensors[position] for position in positions]
+        return [one.tensor() if type(one) is Slot else one for one in found]
 
     def slot(self, position: int) -> Slot:
         """A new slot for a position that has neither slot nor tensor."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from sortedcontainers import SortedKeyList
 
-from workspace.block import FREE, GONE, TAKEN, Block, Shelf, Slab, first_three
+from workspace.block import FREE, GONE, TAKEN, Block, Shelf, Slab
 from workspace.layout import MAX_BYTES
 from workspace.request import Request
 from workspace.source import Source
@@ -51,17 +51,7 @@ class Pool:
     # -- shelves ---------------------------------------------------------------------------------------------
     def shelve(self, block: Block, request: Request, stream: Stream) -> None:
         """Put a block, used last on this stream only, where the same request finds it."""
-        shelf = request.shelves.get(stream.key)
-        if shelf is None:
-            shelf = request.shelves[stream.key] = Shelf()
-            self._shelves.add(shelf)
-        block.shelf, block.stream = shelf, stream
-        block.clock, block.epoch = stream.id, block.uses[stream.id]
-        # With something between lease and strategy, a lease must not return the block by itself.
-        block.lent = block.views.get(request, []) if request.ready is request.shelves else []
-        block.first = first_three(block.lent)
-        block.epochs = self.timeline.clocks.epoch
-        shelf.append(block)
+        self._shelves.add(request.shelve(block, stream))
         self._shelved += 1
         if self._shelved > SHELVED_BLOCKS:
             self.consolidate()

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from workspace.block import Shelf
+from workspace.block import Block, Shelf, first_three
 from workspace.layout import ALIGNMENT, Extent, Resolved
 from workspace.lazy import lazy_type
 from workspace.lease import lease_type
 
 if TYPE_CHECKING:
+    from workspace.streams import Stream
     from workspace.workspace import Workspace
+
+
+POSITIONS_KEPT = 64
 
 
 class Request:
@@ -39,8 +43,8 @@ class Request:
     """
 
     __slots__ = (
-        "align", "dims", "direct", "extents", "index", "key", "lead", "lease_type", "nbytes", "owner", "payload",
-        "ready", "resolved", "shelves", "timeline", "zero",
+        "_positions", "align", "dims", "direct", "extents", "index", "key", "lead", "lease_type", "nbytes", "owner",
+        "payload", "ready", "resolved", "shelves", "timeline", "zero",
     )  # fmt: skip
 
     def __init__(
@@ -60,6 +64,7 @@ class Request:
         self.zero = zero
         self.extents: tuple[Extent, ...] = resolved.extents
         self.index = {extent.name: position for position, extent in enumerate(resolved.extents)}
+        self._positions: dict[tuple[str, ...], tuple[int, ...]] = {}
         self.align = resolved.align
         self.payload = resolved.nbytes
         self.lead = band
@@ -70,6 +75,29 @@ class Request:
         dims = ", ".join(f"{name}={value}" for name, value in self.resolved.dims)
         return f"{self.owner}({dims}): {self.nbytes} bytes"
 
+    def positions(self, names: tuple[str, ...]) -> tuple[int, ...]:
+        """Positions of tensors by name, of all without names. Raises `KeyError` for a name the layout lacks."""
+        found = self._positions.get(names)
+        if found is None:
+            found = tuple(self.index[name] for name in names) if names else tuple(self.index.values())
+            if len(self._positions) < POSITIONS_KEPT:
+                self._positions[names] = found
+        return found
+
     def start(self, address: int) -> int:
         """Offset of the layout's first byte in a block at that address."""
         return -(-(address + self.lead) // self.align) * self.align - address
+
+    def shelve(self, block: Block, stream: Stream) -> Shelf:
+        """Put a block, used last on this stream only, where the next such request on it finds it; returns the shelf."""
+        shelf = self.shelves.get(stream.key)
+        if shelf is None:
+            shelf = self.shelves[stream.key] = Shelf()
+        block.shelf, block.stream = shelf, stream
+        block.clock, block.epoch = stream.id, block.uses[stream.id]
+        # With something between lease and strategy, a lease must not return the block by itself.
+        block.lent = block.views.get(self, []) if self.direct else []
+        block.first = first_three(block.lent)
+        block.epochs = self.timeline.clocks.epoch
+        shelf.append(block)
+        return shelf

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from workspace.block import TAKEN, Block, Slab, Uses
+from workspace.block import TAKEN, Block, Shelf, Slab, Uses
 from workspace.config import WorkspaceConfig
 from workspace.errors import CapacityError
 from workspace.lane import Lane
@@ -31,19 +31,32 @@ class Unfenced:
         self.timeline = timeline
         self.source = DriverSource(timeline, config.granularity, config.capacity)
         self._places: dict[str, Slab] = {}
-        self._blocks: dict[Request, Block] = {}
-        self._allocated = 0
+        self._views: dict[Request, list[Any]] = {}
+        self._shelves: set[Shelf] = set()
+        self._blocks: set[Block] = set()
+        self._replaced = Shelf()
+        self._taken = 0
         self.locked = False
         self.growths = 0
 
     def place(self, request: Request, stream: Stream) -> Block:
-        block = self._blocks.get(request)
-        if block is None:
-            block = self._blocks[request] = self._find(request, stream)
-        self._allocated += request.nbytes
+        shelf = request.shelves.get(stream.key) if stream.capture is None else None
+        if shelf:
+            try:
+                return shelf.pop()
+            except IndexError:
+                pass  # a lease took the last one without the lock
+        block = Block(self._find(request, stream), 0, request.nbytes)
+        block.state = TAKEN
+        block.request = request
+        if request in self._views:
+            block.views[request] = self._views[request]
+        self._blocks.add(block)
+        self._taken += block.nbytes
         return block
 
-    def _find(self, request: Request, stream: Stream) -> Block:
+    def _find(self, request: Request, stream: Stream) -> Slab:
+        """The place of a request's layout, made or replaced where there is none that is large enough."""
         name = request.resolved.layout.family or request.owner
         slab = self._places.get(name)
         if slab is None or slab.nbytes < request.nbytes:
@@ -56,25 +69,43 @@ class Unfenced:
                 )  # fmt: skip
             if slab is not None:
                 self.growths += 1
-                self._blocks.clear()
+                self._forget_views()
             slab = self._places[name] = self.source.obtain(request.nbytes, stream)
-        block = Block(slab, 0, request.nbytes)
-        block.state = TAKEN
-        block.request = request
-        return block
+        return slab
+
+    def _forget_views(self) -> None:
+        """Nothing that was handed out so far is handed out again; what is still out comes back to nobody's shelf."""
+        for block in self._blocks:
+            block.shelf = self._replaced
+        for shelf in self._shelves:
+            self._discard(shelf)
+        self._blocks, self._shelves, self._views = set(), set(), {}
+
+    def _discard(self, shelf: Shelf) -> None:
+        while shelf:
+            try:
+                self._taken -= shelf.pop().nbytes
+            except IndexError:
+                break  # a lease took the last one meanwhile
 
     def give_back(self, block: Block | None, stream: Stream) -> None:
-        if block is not None:
-            self._allocated -= block.nbytes
+        if block is None:
+            return
+        request = block.request
+        if request is None or stream.capture is not None or block.shelf is self._replaced or not block.nbytes:
+            self.abandon(block)
+        else:
+            self._shelves.add(request.shelve(block, stream))
 
     def abandon(self, block: Block) -> None:
-        self._allocated -= block.nbytes
+        self._blocks.discard(block)
+        self._taken -= block.nbytes
 
     def tensors(self, request: Request, block: Block) -> list[Any]:
         base = block.slab.start + request.start(block.address)
         tensor = self.timeline.driver.tensor
         views = [tensor(block.slab.buffer, base + one.offset, one.shape, one.dtype) for one in request.extents]
-        block.views[request] = views
+        self._views[request] = block.views[request] = views
         return views
 
     def fresh(self, request: Request, position: int, stream: Stream) -> Any:
@@ -105,9 +136,11 @@ class Unfenced:
         return 0
 
     def held(self) -> Held:
+        self._discard(self._replaced)
         slabs = tuple(slab.nbytes for slab in self._places.values())
+        shelved = sum(block.nbytes for shelf in self._shelves for block in list(shelf))
         return Held(
-            allocated=self._allocated, reserved=self.source.reserved,
+            allocated=self._taken - shelved, reserved=self.source.reserved,
             peak_reserved=self.source.peak, slabs=slabs, growths=self.growths,
         )  # fmt: skip
 
