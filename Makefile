@@ -12,7 +12,7 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 SWEEP_ARGS ?=
 PYTEST_ARGS ?= -n 2
-SOURCES = $(wildcard workspace dsv4 benchmarks tests)
+SOURCES = $(wildcard workspace dsv4 benchmarks examples tests)
 
 ifdef NO_INSTALL
 RUN = $(PYTHON)
