@@ -90,8 +90,13 @@ class Decoder:
         self.streams = {name: ws.stream(name + suffix) for name in AUX_STREAMS}
         self.main = ws.stream(MAIN + suffix)
         chosen = persist(ws, shard, engine, suffix)
-        tables = {kind: table(shard.config, kind, engine.max_model_len, precision.wide) for kind in set(caches.kinds)}
+        tables = {kind: self.table(kind) for kind in set(caches.kinds)}
         self.body = Body(weights.layers, caches, self._embed, weights.head, tables, chosen)
+
+    def table(self, kind: LayerKind) -> torch.Tensor:
+        """The RoPE table of a kind of layer, where the weights are."""
+        made = table(self.shard.config, kind, self.engine.max_model_len, self.precision.wide)
+        return made.to(self.weights.embed.device)
 
     def forward(self, rows: Sequence[Rows], contexts: Mapping[int, Context], padding: Padding | None = None) -> Outcome:
         """One step: the rows of every request that takes part, decode rows first.
@@ -173,8 +178,7 @@ class Draft:
     def __init__(self, target: Decoder, weights: DraftWeights, caches: Caches) -> None:
         self.target = target
         self.weights = weights
-        config, precision = target.shard.config, target.precision
-        tables = {LayerKind.SWA: table(config, LayerKind.SWA, target.engine.max_model_len, precision.wide)}
+        tables = {LayerKind.SWA: target.table(LayerKind.SWA)}
         self.caches = caches
         self.body = Body((weights.layer,), caches, self._enter, weights.head, tables, None)
 
