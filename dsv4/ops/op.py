@@ -16,6 +16,9 @@ from workspace.errors import LayoutError
 
 LIBRARY = torch.library.Library("dsv4", "FRAGMENT")
 
+KINDS_KEPT = 1024
+"""Combinations of shapes and dtypes that an op remembers as sound."""
+
 
 class Op:
     """One op of the namespace ``dsv4``, registered in out form: it writes what it is given and returns nothing.
@@ -65,6 +68,8 @@ class Op:
         assert names[given:] == [*self.outs, *self.scratch], f"schema of {self.name} does not end with its outs"
         self._places = [(names.index(name), name, one) for name, one in self.inputs.items()]
         self._scalars = names[:given]
+        self._arguments = self.inputs | self.outs | self.scratch
+        self._sound: set[tuple[Any, ...]] = set()
         self._fast = kernels.FAST.get(self.name)
 
     def __repr__(self) -> str:
@@ -185,16 +190,37 @@ class Op:
         device: torch.device,
     ) -> None:
         written = dict(zip((*self.outs, *self.scratch), tensors, strict=True))
-        for name, argument in (self.inputs | self.outs | self.scratch).items():
-            tensor = written.get(name, given.get(name))
-            if tensor is None:
-                continue
-            self._check_one(name, argument, tensor, like, dims, device)
-            if name in written and not tensor.is_contiguous():
-                raise OpError(f"{name} of {self.name} is not contiguous", "pass whole rows of a contiguous tensor")
-        for name, tensor in written.items():
-            for other, one in {**given, **written}.items():
-                if other != name and isinstance(one, torch.Tensor) and _overlap(tensor, one):
+        every = {name: one for name, one in {**given, **written}.items() if one is not None}
+        # Only looked at, never computed with: no mode need see it.
+        with torch._C.DisableTorchFunction():
+            kinds = tuple((name, one.shape, one.dtype, one.device, one.is_contiguous()) for name, one in every.items())
+            if torch.compiler.is_compiling() or kinds not in self._sound:
+                for name, tensor in every.items():
+                    self._check_one(name, self._arguments[name], tensor, like, dims, device)
+                    if name in written and not tensor.is_contiguous():
+                        raise OpError(
+                            f"{name} of {self.name} is not contiguous", "pass whole rows of a contiguous tensor"
+                        )
+                self._remember(kinds)
+            self._check_apart(written, every)
+
+    def _remember(self, kinds: tuple[Any, ...]) -> None:
+        """Arguments of these kinds, which have passed, need not be looked at again."""
+        if torch.compiler.is_compiling():
+            return
+        if len(self._sound) >= KINDS_KEPT:
+            self._sound.clear()
+        self._sound.add(kinds)
+
+    def _check_apart(self, written: Mapping[str, torch.Tensor], every: Mapping[str, torch.Tensor]) -> None:
+        """Torch's own check cannot see two storages over the same bytes."""
+        if torch.compiler.is_compiling() or any(isinstance(one, FakeTensor) for one in every.values()):
+            return
+        spans = {name: _span(one) for name, one in every.items() if one.numel()}
+        for name in written:
+            start, after = spans.get(name, (0, 0))
+            for other, (begin, end) in spans.items():
+                if start < end and begin < after and other != name:
                     raise OpError(f"{name} of {self.name} shares bytes with {other}", "pass other memory", name=name)
 
     def _check_one(
@@ -230,18 +256,9 @@ def _text(shape: tuple[int | str, ...]) -> str:
     return f"[{', '.join(map(str, shape))}]"
 
 
-def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors' byte spans meet: torch's own check cannot see two storages over the same bytes."""
-    if isinstance(one, FakeTensor) or not one.numel() or not other.numel() or torch.compiler.is_compiling():
-        return False
-    start, after = _span(one)
-    begin, end = _span(other)
-    return start < end and begin < after
-
-
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    start = tensor.data_ptr()
+    if tensor.is_contiguous():
+        return start, start + tensor.nbytes
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    # Only compared, never followed: no mode need know that an address was asked for.
-    with torch._C.DisableTorchFunction():
-        start = tensor.data_ptr()
     return start, start + (last + 1) * tensor.element_size()
