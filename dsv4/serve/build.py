@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from dsv4.checkpoint import Checkpoint
 from dsv4.config import ModelConfig, reduced
 from dsv4.configfile import resolve
 from dsv4.engine import Engine
-from dsv4.errors import RequestError
+from dsv4.errors import RequestError, RunError
 from dsv4.model.precision import Precision
 from dsv4.model.presets import MIXED
 from dsv4.model.random_weights import RandomTensors
@@ -32,6 +32,7 @@ from dsv4.serve.folder_tokenizer import tokenizer_of
 from dsv4.serve.model import RunnerModel
 from dsv4.serve.tokenizer import ByteTokenizer, Tokenizer
 from dsv4.shard import Shard
+from workspace import simulated
 
 SMALL = "small"
 """The built-in model: a layer of each kind and the vocabulary of bytes, at a size for a CPU."""
@@ -50,6 +51,9 @@ PRECISIONS = {
 }
 """Activations, and keys where they are not kept as such: exact, quantised caches alone, as served."""
 
+DEVICES = ("cpu", "cuda", "simulated")
+"""``simulated`` runs what is enqueued on virtual streams, graphs included, in an order that its seed picks."""
+
 
 @attrs.frozen
 class ModelOptions:
@@ -66,7 +70,7 @@ class ModelOptions:
     strategy
         Of the workspace; None: as configured.
     device
-        ``cpu`` or ``cuda``; of several ranks each takes a GPU of its own.
+        A key of `DEVICES`; of several ranks on a host each takes a GPU of its own.
     precision
         A key of `PRECISIONS`.
     memory
@@ -131,7 +135,9 @@ def deployed(options: ModelOptions) -> Iterator[Deployment]:
     RequestError
         Limits that the model cannot be run with.
     """
-    ranks = parallel.group(options.device)
+    simulates = options.device == "simulated"
+    ranks = parallel.group("cpu" if simulates else options.device)
+    device: Any = simulated.Device(memory="host", execution="deferred") if simulates else str(ranks.device)
     try:
         tensors = _tensors(options, ranks)
         _check(options, tensors.config)
@@ -140,12 +146,13 @@ def deployed(options: ModelOptions) -> Iterator[Deployment]:
         with (
             workspace.create(
                 options.strategy,
-                device=str(ranks.device),
+                device=device,
                 headroom=HEADROOM,
                 micro_batches=options.run.micro_batches,
                 statistics=True,
             ) as ws,
             _parts(options, tensors, ranks, ws) as parts,
+            device if simulates else nullcontext(),
         ):
             yield Deployment(tensors.config, tokenizer, note, ranks, ws, *parts)
     finally:
@@ -189,6 +196,10 @@ def _tensors(options: ModelOptions, ranks: parallel.Ranks) -> Tensors:
 
 
 def _check(options: ModelOptions, config: ModelConfig) -> None:
+    if options.device == "cpu" and options.run.mode != "eager":
+        raise RunError(
+            f"mode {options.run.mode!r} on a CPU, which has no graphs", "use mode 'eager', or device 'simulated'"
+        )
     longest = options.engine.max_model_len
     if longest > config.max_position_embeddings:
         raise RequestError(
