@@ -12,6 +12,7 @@ from dsv4 import configfile
 from dsv4.checkpoint.contents import Place, places
 from dsv4.checkpoint.errors import CheckpointError
 from dsv4.checkpoint.folder import Folder
+from dsv4.checkpoint.names import canonical
 from dsv4.checkpoint.quantised import from_fp4, from_fp8
 from dsv4.config import ModelConfig, reduced
 from dsv4.model.parameters import TOKEN_TABLE
@@ -84,12 +85,11 @@ class Checkpoint(Mapping[str, torch.Tensor]):
 
     def _with_drafter(self, config: ModelConfig) -> ModelConfig:
         """The config as far as the folder holds its MTP blocks."""
-        held = self._folder.shard_of
-        if OTHER_DRAFTER in held:
-            held = self._folder.shard_of = {name: one for name, one in held.items() if not name.startswith("mtp.")}
-        if any(name.startswith("mtp.") for name in held):
-            return config
-        return attrs.evolve(config, num_nextn_predict_layers=0)
+        blocks = {name for name in self._folder.shard_of if canonical(name).startswith("mtp.")}
+        if any(canonical(name) == OTHER_DRAFTER for name in blocks):
+            self._folder.leave_out(blocks)
+            blocks = set()
+        return config if blocks else attrs.evolve(config, num_nextn_predict_layers=0)
 
     def _read(self, place: Place) -> torch.Tensor:
         part = () if place.expert is None else (place.expert, place.rows)

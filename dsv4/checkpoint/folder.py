@@ -35,6 +35,11 @@ class Folder:
         self._open: dict[str, Any] = {}
         self.shard_of = self._indexed() if (path / INDEX).exists() else self._single()
 
+    def leave_out(self, stored: Iterable[str]) -> None:
+        """Forget some tensors, as if they were not there."""
+        for name in stored:
+            del self.shard_of[name]
+
     def shape(self, stored: str) -> tuple[int, ...]:
         return tuple(self._file(stored).get_slice(stored).get_shape())
 
