@@ -66,6 +66,8 @@ class Forward:
         Values for the layouts' dims, by kind of layer.
     all_reduce
         Of the ranks that share the model; None where there is one.
+    sums
+        Handles of the sums under way, by lease.
     given
         Streams [T, S, H] that the MTP block takes from its target; None in a target.
     broken
