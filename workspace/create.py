@@ -12,7 +12,7 @@ import torch
 from workspace.adaptors.compose import compose
 from workspace.config import WorkspaceConfig, load_config
 from workspace.driver import Driver
-from workspace.errors import DeviceError, UnsafeStrategy
+from workspace.errors import ConfigError, DeviceError, UnsafeStrategy
 from workspace.registry import strategy as find_strategy
 from workspace.timeline import Timeline, timeline_of
 from workspace.workspace import Workspace
@@ -59,6 +59,10 @@ def create(
         settings["strategy"] = strategy
     if config is None:
         config = load_config(overrides=settings).config
+    elif not isinstance(config, WorkspaceConfig):
+        raise ConfigError(
+            f"config={config!r} is not a WorkspaceConfig", "pass settings as keywords, or WorkspaceConfig(**settings)"
+        )
     elif settings:
         load_config(env={}, overrides=settings)
         config = attrs.evolve(config, **settings)
@@ -77,7 +81,7 @@ def _build(timeline: Timeline, config: WorkspaceConfig, device: Any) -> Workspac
         if name != config.strategy:
             return _workspace(timeline, attrs.evolve(config, strategy=name), device, child, owner)
         shared = root.strategy_object, root.provider
-        return Workspace(timeline, *shared, config, device, child, owner, root.reservation)
+        return Workspace(timeline, *shared, config, device, child, owner, root)
 
     return _workspace(timeline, config, device, child, "")
 

@@ -42,6 +42,8 @@ class Driver(Protocol):
     device: torch.device
     attributes: bool
     """Whether `owner_of` has an effect, so that callers can skip it."""
+    readable: bool
+    """Whether memory has contents that `read` can return; virtual memory has none."""
 
     # -- streams -------------------------------------------------------------------------------------------
     def current_stream(self) -> int:
@@ -109,7 +111,7 @@ class Driver(Protocol):
     def read(self, buffer: Buffer, offset: int, nbytes: int) -> bytes:
         """Bytes of a buffer, copied to the host after the device has gone idle (debugging: guard bands).
 
-        Raises `Unsupported` where there are none to read (virtual memory).
+        Raises `Unsupported` where there are none to read (`readable` is False).
         """
 
     def tensor(

@@ -42,6 +42,10 @@ class UnsafeStrategy(ConfigError):
     """An unsafe strategy was chosen without ``allow_unsafe=True``."""
 
 
+class ArgumentError(WorkspaceError, ValueError):
+    """An argument of a call is not of the kind the call takes."""
+
+
 class LayoutError(WorkspaceError, ValueError):
     """A layout, a spec or its dims are not valid."""
 
@@ -108,6 +112,10 @@ class DeviceError(WorkspaceError, ValueError):
 
 class DriverError(WorkspaceError, RuntimeError):
     """The device reported an error; a sticky one refuses everything afterwards."""
+
+
+class TraceError(WorkspaceError, OSError):
+    """The trace cannot be written; the workspace works on without it."""
 
 
 class GuardError(WorkspaceError, RuntimeError):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from workspace import argument
 from workspace.block import Block
 from workspace.capturing import GraphCapture
 from workspace.config import WorkspaceConfig
@@ -87,7 +88,7 @@ class Workspace:
         device: Any,
         child: Callable[[str, Workspace], Workspace],
         name: str = "",
-        reservation: Reservation | None = None,
+        root: Workspace | None = None,
     ) -> None:
         self.timeline = timeline
         self.strategy_object = strategy
@@ -105,9 +106,10 @@ class Workspace:
         self._requests: dict[tuple[Any, ...], Request] = {}
         self._resolved: dict[tuple[Resolved, bool], Request] = {}
         self._single_layouts: dict[tuple[Any, ...], Layout] = {}
-        self._reservation = reservation or Reservation()
+        self._root = root  # the workspace whose provider an owner shares
+        self._reservation = Reservation() if root is None else root.reservation
         self._persistent = Persistent(self)
-        if reservation is None:
+        if root is None:
             # Dropped without close(): uses may be unfinished, so the slabs go only once they are over. Where another
             # workspace shares the provider, that one sees to it.
             weakref.finalize(
@@ -202,6 +204,7 @@ class Workspace:
         with `use`.
         """
         self._check_open()
+        argument.shape(shape)
         if torch.is_grad_enabled():
             self._refuse_grad()
         return lend_single(self, shape, dtype, owner)
@@ -212,10 +215,13 @@ class Workspace:
         The first request blocks the host until it is zero, and is refused inside a capture.
         """
         self._check_open()
+        argument.name("name", name)
+        argument.shape(shape)
         return self._persistent.get(name, shape, dtype)
 
     def _request(self, layout: Layout, zero: bool, dims: dict[str, int]) -> Request:
         self._check_open()
+        argument.layout(layout)
         resolved = layout.resolve(**dims)
         found = self._resolved.get((resolved, zero))
         if found is None:
@@ -230,6 +236,7 @@ class Workspace:
 
     def single_request(self, shape: tuple[int, ...], dtype: torch.dtype, owner: str) -> Request:
         """The request behind `empty`, one for each (shape, dtype, owner)."""
+        argument.name("owner", owner)
         key = shape, dtype, owner
         layout = self._single_layouts.get(key)
         if layout is None:
@@ -299,6 +306,7 @@ class Workspace:
         `communication`: work on it may spin until another stream makes progress; a fence then never waits for more
         of it than it must.
         """
+        argument.name("stream", name)
         return self.timeline.named(name, communication)
 
     def on(self, stream: object) -> Branch:
@@ -325,6 +333,7 @@ class Workspace:
         if isinstance(bytes_of, Lease):
             bytes_of.use(stream)
             return
+        argument.memory(bytes_of)
         with self.timeline.lock:
             target = self.timeline.inside(self.timeline.of(stream))
             holding = self._holding(bytes_of)
@@ -377,6 +386,7 @@ class Workspace:
 
     def until(self, work: Any) -> None:
         """Release the leases this thread holds only after ``work.wait()`` on their streams."""
+        argument.work(work)
         leases = [lease for lease in self.timeline.state.held.holdings() if isinstance(lease, Lease)]
         if not leases:
             raise LateUse("until(work) finds no lease held by this thread", "call it before the release")
@@ -390,7 +400,14 @@ class Workspace:
         `lane` (omitted: the thread's slot): graphs of a lane share one footprint, so their replays must not interleave.
         """
         self._check_open()
-        return GraphCapture(self.timeline, self.provider, lane or self.timeline.state.lane)
+        return GraphCapture(self.timeline, self.provider, self._lane(lane))
+
+    def _lane(self, lane: str | None) -> str:
+        """The lane a caller names, omitted: the thread's."""
+        if lane is None:
+            return self.timeline.state.lane
+        argument.name("lane", lane)
+        return lane
 
     def adopt(self, lane: str | None = None) -> Graph:
         """Inside a capture begun elsewhere: promise to replay it through the returned graph only.
@@ -404,7 +421,7 @@ class Workspace:
                 raise GraphError("adopt() outside a capture", "call it inside the capture, before it ends")
             if not capture.foreign:
                 raise GraphError("adopt() inside a capture of ws.capture", "its graph is `capture.graph`")
-            return capture.adopt(lane or timeline.state.lane)
+            return capture.adopt(self._lane(lane))
 
     @contextmanager
     def slot(self, *, lane: str | None = None, micro_batch: int | None = None) -> Iterator[None]:
@@ -414,13 +431,15 @@ class Workspace:
         branches for these only, also when one host thread interleaves several micro-batches. Change the slot outside
         forks: a lease of another slot acquired inside a branch is not covered by the join.
         """
-        if micro_batch is not None and not 0 <= micro_batch < self.config.micro_batches:
-            raise LockError(
-                f"micro_batch={micro_batch} of {self.config.micro_batches}", "raise the setting `micro_batches`"
-            )
+        if micro_batch is not None:
+            argument.integer("micro_batch", micro_batch, least=0)
+            if micro_batch >= self.config.micro_batches:
+                raise LockError(
+                    f"micro_batch={micro_batch} of {self.config.micro_batches}", "raise the setting `micro_batches`"
+                )
         state = self.timeline.state
         before = state.lane, state.micro_batch
-        state.enter(lane if lane is not None else state.lane, micro_batch if micro_batch is not None else before[1])
+        state.enter(self._lane(lane), micro_batch if micro_batch is not None else before[1])
         try:
             yield
         finally:
@@ -439,8 +458,12 @@ class Workspace:
         lane
             The lease is taken inside captures of this lane.
         count
-            How many leases of it live at once.
+            How many leases of it live at once, at least 1.
         """
+        argument.integer("count", count, least=1)
+        for what, given in (("lane", lane), ("phase", phase)):
+            if given is not None:
+                argument.name(what, given)
         request = self._request(layout, False, dims)
         self._reservation.add(request, lane=lane, phase=phase, count=count)
 
@@ -464,8 +487,12 @@ class Workspace:
     def lock(self) -> None:
         """Forbid growth from now on: a request that does not fit is refused. Twice is no error.
 
-        Without effect under `caching` and `upstream`, which have no pool to grow.
+        Without effect under `caching` and `upstream`, which have no pool to grow. An owner that shares its workspace's
+        strategy has no pool of its own: its lock is that of the workspace.
         """
+        if self._root is not None:
+            self._root.lock()
+            return
         with self.timeline.lock:
             self._locked = True
             self.provider.lock(True)
@@ -474,6 +501,9 @@ class Workspace:
 
     def unlock(self) -> None:
         """Allow growth again. Raises `LockError` while graphs exist: they hold addresses of what is reserved."""
+        if self._root is not None:
+            self._root.unlock()
+            return
         with self.timeline.lock:
             self.timeline.settle_releases()
             graphs = self.graphs
@@ -486,7 +516,7 @@ class Workspace:
 
     @property
     def locked(self) -> bool:
-        return self._locked
+        return self._locked if self._root is None else self._root.locked
 
     def trim(self) -> int:
         """Give idle slabs back to the framework's allocator and empty its cache; returns the bytes given back."""
@@ -515,24 +545,30 @@ class Workspace:
 
     def explain(self, count: int = 10) -> list[tuple[Reason, int]]:
         """The most frequent fences, growths and refusals by pair of call sites, with the missing edge."""
+        argument.integer("count", count, least=0)
         with self.timeline.lock:
             return self.timeline.explanations.top(count)
 
     # -- owners and end ----------------------------------------------------------------------------------------
     def owner(self, name: str) -> Workspace:
         """The workspace of one owner, on the same timeline; its own strategy where the setting `owners` names one."""
+        self._check_open()
+        argument.name("owner", name)
         with self.timeline.lock:
             found = self.children.get(name)
-            if found is None:
+            if found is None or found.closed:
                 found = self.children[name] = self._child(name, self)
-                if self._locked and found.provider is not self.provider:
+                if self.locked and found.provider is not self.provider:
                     found.lock()
         return found
 
     def close(self) -> None:
-        """Give everything back, owners with strategies of their own first. Twice is no error.
+        """Give everything back, its owners' too. Twice is no error.
 
-        Raises `LockError` while leases, single tensors or graphs of this workspace exist.
+        An owner that shares its workspace's strategy gives back its persistent buffers; the pool stays the workspace's.
+        ``ws.owner`` makes another of that name.
+
+        Raises `LockError` while leases, single tensors or graphs of this workspace exist; nothing is closed then.
         """
         if self.closed:
             return
@@ -540,13 +576,17 @@ class Workspace:
             self.timeline.settle_releases()
             for one in (self, *self._own_children()):
                 one._check_idle()
-            for child in self._own_children():
-                child.close()
-            self._persistent.clear()
+            self._end()
+
+    def _end(self) -> None:
+        for child in self.children.values():
+            child._end()
+        self._persistent.clear()
+        if self._root is None:
             self.provider.close()
-            self.closed = True
-            for request in self._resolved.values():
-                request.resolved.layout.latest = None
+        self.closed = True
+        for request in self._resolved.values():
+            request.resolved.layout.latest = None
 
     @property
     def usable(self) -> bool:
@@ -563,10 +603,14 @@ class Workspace:
         return [child for child in self.children.values() if child.provider is not self.provider]
 
     def _check_idle(self) -> None:
-        held = self.provider.held().allocated if self.provider.lends_tensors else 0
-        if held or self.graphs:
+        if self._root is not None:
+            owners = take_snapshot(self).owners.items()
+            held, graphs = sum(one.allocated for owner, one in owners if owner.startswith(f"{self.name}/")), 0
+        else:
+            held, graphs = self.provider.held().allocated if self.provider.lends_tensors else 0, self.graphs
+        if held or graphs:
             raise LockError(
-                f"close() of {self!r} while {held} bytes are on lease and {self.graphs} graphs exist",
+                f"close() of {self!r} while {held} bytes are on lease and {graphs} graphs exist",
                 "release leases, single tensors and graphs first",
             )
 

@@ -44,9 +44,9 @@ def test_an_absent_adaptor_costs_nothing() -> None:
 
 def test_adaptors_nest_in_one_order(tmp_path: Path) -> None:
     """Trace > guard > poison > statistics > limit, whatever is left out."""
-    _, ws = scene(trace=tmp_path / "t", guard=256, poison=True, statistics=True, limit=MIB)
+    _, ws = host(trace=tmp_path / "t", guard=256, poison=True, statistics=True, limit=MIB)
     assert tuple(chain(ws)) == ORDER
-    _, ws = scene(guard=256, limit=MIB)
+    _, ws = host(guard=256, limit=MIB)
     assert chain(ws) == [Guard, Limit]
     assert find(ws.provider, Limit) is not None and find(ws.provider, Poison) is None
 
@@ -96,7 +96,9 @@ def test_bands_touch_no_payload(align: int) -> None:
 
 def test_bands_are_captured_and_not_read_back() -> None:
     """Inside a capture the host cannot look; a replay writes them again."""
-    device, ws = scene(guard=256, reserve=MIB)
+    device, ws = host(guard=256)
+    ws.declare(BYTES, N=MIB)
+    ws.reserve()
     main = ws.stream("main")
     with ws.on(main), ws.capture() as capture, ws.lease(BYTES, N=100) as lease:
         device.launch("captured", writes=[lease.x])
@@ -304,7 +306,7 @@ def test_a_fill_that_fails_leaves_nothing_on_loan(
     monkeypatch: pytest.MonkeyPatch, strategy: str, setting: dict[str, Any]
 ) -> None:
     """The acquire raises the device's error; the bytes are free again and the next acquire is served."""
-    _, ws = scene(strategy, **setting)
+    _, ws = host(strategy, **setting)
 
     def fails(address: int, nbytes: int, value: int, stream: int) -> None:
         raise DriverError("memset failed")

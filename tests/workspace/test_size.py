@@ -38,7 +38,7 @@ BLOCKS = ["event_fenced", "per_stream"]
 )
 def test_a_reservation_adds_up(declared: list[dict[str, Any]], settings: dict[str, Any], nbytes: int) -> None:
     """The largest phase, every lane, the leases of all micro-batches, times the headroom."""
-    _, ws = scene(**settings)
+    _, ws = host(**settings)
     for one in declared:
         ws.declare(BYTES, **one)
     assert ws.reserve() == nbytes

@@ -72,7 +72,7 @@ def test_a_late_use_is_refused() -> None:
     with pytest.raises(LateUse, match="no live lease"):
         ws.use(tensor, aux)
     with pytest.raises(LateUse, match="before the release"):
-        ws.until(object())
+        ws.until(ws.event())
 
 
 @pytest.mark.parametrize("strategy", SAFE)

@@ -7,7 +7,7 @@ from workspace.adaptors.guard import Guard
 from workspace.adaptors.limit import Limit
 from workspace.adaptors.poison import Poison
 from workspace.adaptors.statistics import Statistics
-from workspace.adaptors.trace import Trace
+from workspace.adaptors.trace import Trace, TraceFile
 from workspace.config import WorkspaceConfig
 from workspace.errors import ConfigError
 from workspace.provider import WorkspaceProvider
@@ -27,9 +27,14 @@ def compose(strategy: WorkspaceProvider, timeline: Timeline, config: WorkspaceCo
     if config.poison:
         provider = Poison(provider, timeline)
     if config.guard:
+        if not timeline.driver.readable:
+            raise ConfigError(
+                f"guard={config.guard} on virtual memory: the bands have no bytes that could be compared",
+                "set guard=0, or use a device with memory='host'",
+            )
         provider = Guard(provider, timeline)
     if config.trace is not None:
-        provider = Trace(provider, config.trace)
+        provider = Trace(provider, TraceFile(config.trace))
     check_order(provider)
     return provider
 

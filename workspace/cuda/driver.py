@@ -36,6 +36,7 @@ class CudaDriver:
     """
 
     attributes = False
+    readable = True
 
     def __init__(self, device: torch.device | str | int = "cuda") -> None:
         index = _device_index(device)

@@ -21,8 +21,9 @@ not depend on the schedule.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
+from workspace.errors import DeviceError
 from workspace.simulated.capturing import Capturing
 from workspace.simulated.driver import SimulatedDriver
 from workspace.simulated.engine import Execution
@@ -81,6 +82,12 @@ class Device(Capturing):
         ahead: int = 0,
         schedule: Schedule | None = None,
     ) -> None:
+        for what, given, allowed in (
+            ("memory", memory, get_args(Kind)),
+            ("execution", execution, get_args(Execution)),
+        ):
+            if given not in allowed:
+                raise DeviceError(f"{what}={given!r} is not known", f"use {' or '.join(map(repr, allowed))}")
         super().__init__(memory, capacity, execution, log, sites, ahead, schedule or Random(seed))
         self.seed = seed
         self.executor: Executor | None = None

@@ -29,6 +29,7 @@ class SimulatedDriver:
         self.simulated = simulated
         self.device = torch.device("cpu")
         self.attributes = simulated.judge is not None
+        self.readable = simulated.memory.kind == "host"
         # Verbs that need no relaxed mode are the device's own; every acquire asks for the current stream, and each
         # layer in between costs as much as the answer.
         self.current_stream: Callable[[], int] = simulated.streams.current

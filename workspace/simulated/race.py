@@ -88,9 +88,10 @@ class Race:
 
     def __str__(self) -> str:
         times = f" ({self.count} times)" if self.count > 1 else ""
+        hint = "" if self.first.site or self.second.site else "\n  for call sites: simulated.Device(..., sites=True)"
         return (
             f"race on {self.nbytes} bytes at {self.address:#x}{times}\n  {self.first}\n"
-            f"  {self.second}\n  {self.missing}"
+            f"  {self.second}\n  {self.missing}{hint}"
         )
 
 

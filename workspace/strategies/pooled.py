@@ -163,11 +163,24 @@ class Pooled:
             + ("is locked" if self.locked else f"may not grow (policy={self.config.policy!r})")
             + f" at {held.reserved} bytes ({held.allocated} on lease)"
             + (f"; the block that fits was last used by {other} on {streams}" if other else ""),
-            "declare the layout's largest dims before reserve(), raise `headroom`, unlock(), or allow fences",
+            self._remedy(request.nbytes <= held.reserved - held.allocated, bool(other)),
             owner=request.owner, asked=request.nbytes, capacity=held.reserved, allocated=held.allocated,
-            stream=stream.name, lane=state.lane, micro_batch=state.micro_batch, site=site, setting="headroom",
-            other=other, other_streams=streams,
+            stream=stream.name, lane=state.lane, micro_batch=state.micro_batch, site=site,
+            setting="headroom" if self.locked and not other else "policy", other=other, other_streams=streams,
         )  # fmt: skip
+
+    def _remedy(self, enough: bool, unordered: bool) -> str:
+        """What helps, where `enough` bytes are free in all, and a block would fit but for its last use."""
+        if unordered:
+            return "order the streams before the acquire (ws.fork, ws.event), or allow fences: policy='fence,grow'"
+        if not self.locked:
+            return "declare the layout's largest dims and reserve(), or allow growth: policy='fence,grow'"
+        if enough:
+            return (
+                "bytes are free, in pieces too small or kept for graphs: raise `headroom`, declare what lives apart in "
+                "phases and what graphs take with lane=..., or unlock()"
+            )
+        return "declare the layout's largest dims before reserve(), raise `headroom`, or unlock()"
 
     # -- release ---------------------------------------------------------------------------------------------
     def give_back(self, block: Block, stream: Stream) -> None:
