@@ -8,6 +8,7 @@ import torch
 from tests.workspace.scene import scene
 from workspace import Layout, spec
 from workspace.errors import CapacityError
+from workspace.strategies import unfenced
 
 ROWS = Layout("rows", x=spec("T", dtype=torch.uint8))
 
@@ -59,4 +60,13 @@ def test_a_locked_place_does_not_grow() -> None:
     ws.lock()
     with pytest.raises(CapacityError, match="the workspace is locked"):
         ws.acquire(ROWS, T=1 << 22)
+    assert ws.snapshot().allocated == 0
+
+
+def test_ever_new_sizes_leave_a_bounded_number_of_views(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unfenced, "BLOCKS_KEPT", 8)
+    _, ws = scene("unfenced", steady=True, allow_unsafe=True)
+    for size in range(40, 0, -1):
+        with ws.lease(ROWS, T=size):
+            assert len(ws.strategy_object._blocks) <= 8
     assert ws.snapshot().allocated == 0

@@ -16,6 +16,10 @@ from workspace.streams import Stream
 from workspace.timeline import Timeline
 
 
+BLOCKS_KEPT = 2048
+"""After so many, all views are forgotten, so that a run that meets ever new sizes stays flat in host memory."""
+
+
 class Unfenced:
     """Unsafe: each layout has one place, handed out again whoever still reads it; a family's layouts overlay.
 
@@ -46,7 +50,10 @@ class Unfenced:
                 return shelf.pop()
             except IndexError:
                 pass  # a lease took the last one without the lock
-        block = Block(self._find(request, stream), 0, request.nbytes)
+        slab = self._find(request, stream)
+        if len(self._blocks) >= BLOCKS_KEPT:
+            self._forget_views()
+        block = Block(slab, 0, request.nbytes)
         block.state = TAKEN
         block.request = request
         if request in self._views:
