@@ -15,7 +15,6 @@ from workspace.source import DriverSource
 from workspace.streams import Stream
 from workspace.timeline import Timeline
 
-
 BLOCKS_KEPT = 2048
 """After so many, all views are forgotten, so that a run that meets ever new sizes stays flat in host memory."""
 
