@@ -58,21 +58,21 @@ class Cost:
 
 def figures() -> list[Figure]:
     """All figures of this benchmark."""
-    whole = _apart(_cost, MIXED, PREFILL, THREADS, time.perf_counter)
+    whole = _apart(prefill_cost, MIXED, PREFILL, THREADS, time.perf_counter)
     found = [
         Figure(f"four layers: prefill of {PREFILL:,} tokens on {THREADS} threads", whole.seconds, "s", 20.0),
         Figure("four layers: resident", whole.resident / MIB, "MiB"),
         Figure("four layers: on lease", whole.leased / MIB, "MiB"),
     ]
     for name, ratio in (("SWA", 0), ("C128", 128)):
-        costs = [_apart(_cost, of_ratio(ratio), tokens) for tokens in TOKENS]
+        costs = [_apart(prefill_cost, of_ratio(ratio), tokens) for tokens in TOKENS]
         found += _exponents(f"{name}: %s, exponent in tokens", TOKENS, costs, EXPONENT)
     return found + _of_c4()
 
 
 def _of_c4() -> list[Figure]:
     costs = {
-        (tokens, top_k): _apart(_cost, attrs.evolve(of_ratio(4), index_topk=top_k), tokens)
+        (tokens, top_k): _apart(prefill_cost, attrs.evolve(of_ratio(4), index_topk=top_k), tokens)
         for tokens in TOKENS
         for top_k in TOP_K
     }
@@ -104,7 +104,10 @@ def _apart(call: Callable[..., Cost], *args: Any) -> Cost:
         return pool.apply(call, args)
 
 
-def _cost(config: ModelConfig, tokens: int, threads: int = 1, clock: Callable[[], float] = time.process_time) -> Cost:
+def prefill_cost(
+    config: ModelConfig, tokens: int, threads: int = 1, clock: Callable[[], float] = time.process_time
+) -> Cost:
+    """Of a prompt in one step, with random weights; sets the process's threads."""
     torch.set_num_threads(threads)
     model = _decoder(config, tokens)
     _prefill(model, WARM_UP)  # the first call of an operator loads its kernels
