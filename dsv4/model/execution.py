@@ -33,9 +33,8 @@ ENGINE = Engine(max_num_batched_tokens=128, max_num_seqs=4, max_model_len=160)
 
 SCRIPT = (
     ((0, 0, 100, True), (1, 0, 21, True)),
-    ((1, 21, 1, False), (0, 100, 26, True), (2, 0, 9, True)),
-    ((0, 126, 1, False), (1, 22, 1, False), (2, 9, 6, True)),
-    ((0, 127, 1, False), (1, 23, 1, False), (2, 15, 1, False)),
+    ((1, 21, 1, False), (0, 100, 27, True), (2, 0, 9, True)),
+    ((0, 127, 1, False), (1, 22, 1, False), (2, 9, 6, True)),
 )
 """(request, start, count, prefill) of each step with known tokens."""
 

@@ -17,6 +17,8 @@ from tests.dsv4.model.cells import MODES, SAFE, reference, run
 
 SETTINGS = list(product(MODES, (True, False), (1, 2)))
 CELLS = list(product(SAFE, SETTINGS))
+SEEDED = [(cell, seed) for cell in CELLS for seed in range(2) if (cell[0], seed) != ("caching", 0)]
+"""Two schedules a cell. That of `caching` in program order is what the others are compared with."""
 ACROSS_MODES = 1e-5
 """Logits of two modes differ by no more, their standard deviation being about 1: padding and micro-batches change the
 shapes of GEMMs, and with them the order of sums."""
@@ -32,10 +34,12 @@ def _settled_heap() -> Iterator[None]:
 
 
 def name_of(value: Any) -> str:
-    if isinstance(value, tuple):
-        mode, aux, parts = value
-        return f"{mode}{'' if aux else ' serial'} x{parts}"
-    return str(value)
+    if not isinstance(value, tuple):
+        return str(value)
+    if isinstance(value[1], tuple):
+        return f"{value[0]} {name_of(value[1])}"
+    mode, aux, parts = value
+    return f"{mode}{'' if aux else ' serial'} x{parts}"
 
 
 def check(strategy: str, setting: tuple[str, bool, int], seed: int, **options: Any) -> None:
@@ -44,19 +48,18 @@ def check(strategy: str, setting: tuple[str, bool, int], seed: int, **options: A
     assert found.equals(reference(*setting, **options))
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize(("strategy", "setting"), CELLS, ids=name_of)
-def test_tokens_and_logits_are_bit_equal_to_caching(strategy: str, setting: Any, seed: int) -> None:
+@pytest.mark.parametrize(("cell", "seed"), SEEDED, ids=name_of)
+def test_tokens_and_logits_are_bit_equal_to_caching(cell: Any, seed: int) -> None:
     """In the same mode, under adversarial schedules; the clock check finds no race."""
-    check(strategy, setting, seed)
+    check(*cell, seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2, 10))
-@pytest.mark.parametrize(("strategy", "setting"), CELLS, ids=name_of)
-def test_more_schedules(strategy: str, setting: Any, seed: int) -> None:
+@pytest.mark.parametrize("cell", CELLS, ids=name_of)
+def test_more_schedules(cell: Any, seed: int) -> None:
     """As above; `make proof` runs fifty a cell."""
-    check(strategy, setting, seed)
+    check(*cell, seed)
 
 
 @pytest.mark.parametrize(("strategy", "mode"), list(zip(SAFE, ("narrow", "full", "wide"), strict=True)))
@@ -101,7 +104,7 @@ def test_a_dropped_join_is_caught(strategy: str, monkeypatch: pytest.MonkeyPatch
             self.run(node.body)
 
     monkeypatch.setattr(Forward, "_fork", dropped)
-    verdicts, equal = zip(*(caught(strategy, ("eager", True, 1), seed) for seed in range(4)), strict=True)
+    verdicts, equal = zip(*(caught(strategy, ("eager", True, 1), seed) for seed in range(2)), strict=True)
     assert set(verdicts) == {"UNSAFE"} and not all(equal)
 
 
@@ -115,7 +118,7 @@ def caught(strategy: str, setting: tuple[str, bool, int], seed: int) -> tuple[st
 def test_an_unfenced_pool_is_caught_with_two_micro_batches() -> None:
     """Control: views by size for everybody. The model's own joins order it while one micro-batch runs alone."""
     assert caught("unfenced", ("eager", True, 1), 0) == ("SAFE", True)
-    found = [caught("unfenced", (mode, True, 2), seed) for mode in ("eager", "narrow") for seed in range(3)]
+    found = [caught("unfenced", (mode, True, 2), seed) for mode in ("eager", "narrow") for seed in range(2)]
     assert {verdict for verdict, _ in found} == {"UNSAFE"} and not all(equal for _, equal in found)
 
 
@@ -135,5 +138,5 @@ def test_a_late_refill_of_a_graphs_metadata_is_caught(monkeypatch: pytest.Monkey
             return plain(self, *step)
 
     monkeypatch.setattr(Graphs, "replay", late)
-    verdicts, equal = zip(*(caught("event_fenced", ("full", True, 1), seed) for seed in range(4)), strict=True)
+    verdicts, equal = zip(*(caught("event_fenced", ("narrow", True, 1), seed) for seed in range(4)), strict=True)
     assert set(verdicts) == {"UNSAFE"} and not all(equal)
