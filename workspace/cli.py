@@ -105,6 +105,7 @@ def strategies() -> None:
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--jobs", type=click.IntRange(min=1), default=2, show_default=True, help="Worker processes.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("sweep-results"), show_default=True)
+@click.option("--allow-refused", is_flag=True, help="A refused cell is no failure.")
 @click.pass_context
 def sweep(context: click.Context, /, **options: Any) -> None:
     """Replay a request trace under every strategy: bytes, fences, host cost and the clock check's verdict."""

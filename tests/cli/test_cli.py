@@ -78,3 +78,12 @@ def test_sweep_writes_table_report_and_pictures() -> None:
         assert entry["cell"]["strategy"] in done.stdout
     for picture in ("bytes.png", "comparison.png"):
         assert Path("results", picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_refused_cell_fails_the_sweep_unless_it_is_expected() -> None:
+    """The stand-in has no wide mode: the exit code says so, and the report is written all the same."""
+    cell = "sweep", *STANDIN, "--mode", "wide", "--strategy", "caching", "--micro-batches", "1"
+    done = run(*cell)
+    assert done.exit_code == 1 and "1 of 1 cells were refused" in done.output and "no wide regions" in done.output
+    assert json.loads(Path("sweep-results/sweep.json").read_text())["cells"][0]["problem"] == "no wide regions here"
+    assert run(*cell, "--allow-refused").exit_code == 0

@@ -28,13 +28,20 @@ def run(
     aux_streams: Sequence[bool],
     jobs: int,
     out: Path,
+    allow_refused: bool = False,
 ) -> int:
     """Sweep every combination; an empty sequence means all.
+
+    Parameters
+    ----------
+    allow_refused
+        Cells may be refused: by a workload that lacks a mode, say, or for want of capacity.
 
     Returns
     -------
     int
-        The exit code: 1 when a strategy that claims to be safe was not judged ``SAFE`` in some cell, else 0.
+        The exit code: 1 when a strategy that claims to be safe was not judged ``SAFE`` in some cell, or a cell was
+        refused that may not be, else 0.
     """
     entries = registry.strategies()
     safe = {name: registry.strategy(name).safe for name in names or entries}
@@ -62,7 +69,7 @@ def run(
         draw_comparison(measured, title, out / "comparison.png")
         written.append("comparison.png")
     console.print(f"written to {out}: {', '.join(written)}", highlight=False)
-    return _verdict(console, results, safe)
+    return _verdict(console, results, safe, allow_refused)
 
 
 def _run_with_progress(
@@ -83,7 +90,9 @@ def _run_with_progress(
     return finished
 
 
-def _verdict(console: Console, results: Sequence[Result | Refused], safe: Mapping[str, bool]) -> int:
+def _verdict(
+    console: Console, results: Sequence[Result | Refused], safe: Mapping[str, bool], allow_refused: bool
+) -> int:
     broken = [
         result
         for result in results
@@ -91,4 +100,7 @@ def _verdict(console: Console, results: Sequence[Result | Refused], safe: Mappin
     ]
     for result in broken:
         console.print(f"{result.cell}: {result.judgement.verdict}: {result.judgement.first}", style="red")
-    return 1 if broken else 0
+    refused = 0 if allow_refused else sum(isinstance(result, Refused) for result in results)
+    if refused:
+        console.print(f"{refused} of {len(results)} cells were refused; --allow-refused lets them be", style="red")
+    return 1 if broken or refused else 0
