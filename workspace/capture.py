@@ -32,6 +32,8 @@ class Capture:
         The stream the capture began on, as it is outside.
     foreign
         The library did not begin it, so that its graph may be replayed without the library's knowledge.
+    segment
+        Number of eager breaks so far.
     lanes
         Footprints its leases come from.
     memory
@@ -50,6 +52,7 @@ class Capture:
         self.name = f"capture {self.serial}"
         self.lane_name = lane or f"foreign capture {self.serial}"
         self.open = True
+        self.segment = 0
         self.lanes: list[Lane] = []
         self._marks: list[Mark] = []
         self.providers: dict[WorkspaceProvider, WorkspaceProvider] = {}
@@ -73,6 +76,7 @@ class Capture:
 
     def segment_ended(self) -> None:
         """Segments run one after the other on one stream: each comes after the whole of the one before."""
+        self.segment += 1
         self.timeline.clocks.barrier(stream.id for stream in self._streams.values())
         for stream in self._streams.values():
             stream.last = None

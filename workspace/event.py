@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 class WorkspaceEvent:
     """A drop-in event, made by `Workspace.event`; order it creates is known to every workspace of the device."""
 
-    __slots__ = ("_event", "_recorded_in", "_timeline")
+    __slots__ = ("_event", "_recorded_in", "_segment", "_timeline")
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
         with timeline.lock:
             self._event = timeline.new_event()
         self._recorded_in: Stream | None = None
+        self._segment = 0
 
     def record(self, stream: object = CURRENT) -> None:
         """Mark the point all work enqueued so far on a stream (omitted: the current one) leads to."""
@@ -29,6 +30,7 @@ class WorkspaceEvent:
             target = self._stream(stream)
             timeline.record(target, self._event)
             self._recorded_in = target
+            self._segment = target.capture.segment if target.capture is not None else 0
 
     def wait(self, stream: object = CURRENT) -> None:
         """Make later work on a stream (omitted: the current one) wait; without a record before, nothing happens."""
@@ -40,7 +42,9 @@ class WorkspaceEvent:
             if target.capture is not None and self._recorded_in.capture is None:
                 self._refuse_unless_complete(target)
                 return
-            timeline.wait(self._event, target)
+            if target.capture is None or target.capture.segment == self._segment:
+                timeline.wait(self._event, target)
+            # else: the whole of an earlier segment comes first at each replay, and its event is over
 
     def query(self) -> bool:
         """Whether the recorded work is complete; if so the host knows, and may reuse what it ordered."""
@@ -91,5 +95,15 @@ class WorkspaceEvent:
             return target
         if not capture.open:
             raise CaptureError("an event recorded in a capture is waited for outside it", "record one outside")
+        if target.capture is not None:
+            raise CaptureError(
+                f"{target!r} waits for an event that was recorded on {self._recorded_in!r}, in another capture",
+                "capture both on streams of one: order between two graphs is order between their replays",
+            )
+        if capture.segment != self._segment:
+            raise CaptureError(
+                f"{target!r} waits for an event of before an eager break, which no longer takes it into the capture",
+                "record the event again after the break",
+            )
         # Waiting for a captured event is how a stream joins the capture.
         return self._timeline.into_capture((target,), capture)[0]

@@ -10,6 +10,7 @@ from workspace.holding import Held, Holding
 from workspace.streams import Stream
 
 if TYPE_CHECKING:
+    from workspace.capture import Capture
     from workspace.timeline import Timeline
 
 
@@ -47,6 +48,7 @@ class Fork:
                 if stream.key == parent.key:
                     raise ForkError(f"{parent!r} is forked to itself", "fork to other streams than the current one")
             if parent.capture is not None:
+                self._refuse_merging(parent, parent.capture)
                 branches = self._branches = timeline.into_capture(branches, parent.capture)
                 parent.capture.keep_held()
             elif timeline.captures:
@@ -79,6 +81,16 @@ class Fork:
                 raise CaptureError(
                     f"{parent!r}, which does not capture, is forked to {stream!r}, which does",
                     "fork inside the capture, or to streams that are not part of it",
+                )
+
+    def _refuse_merging(self, parent: Stream, capture: Capture) -> None:
+        """Waiting for a stream of one capture would break the other, and that one with it."""
+        for stream in self._branches:
+            identity = self._timeline.driver.capture_of(stream.key)
+            if identity and self._timeline.captures.get(identity) is not capture:
+                raise CaptureError(
+                    f"{parent!r} is forked to {stream!r}, which is part of another capture",
+                    "fork to streams that do not capture, or capture both on streams of one",
                 )
 
     def branches_of(self, lease: Holding) -> tuple[Stream, ...]:

@@ -160,3 +160,51 @@ def test_a_stream_joins_a_capture_by_waiting(joined: bool) -> None:
             assert not ws.timeline.captures and ws.snapshot().footprints == {}
     write(device, ws, "eager again", 4096, aux)
     assert device.verdict() == "SAFE"
+
+
+def test_two_captures_are_not_joined_and_both_live_on() -> None:
+    """A fork or a wait across would break both on the device: it is refused before the device hears of it."""
+    device, ws = scene(reserve=SLAB)
+    one, two = ws.stream("one"), ws.stream("two")
+    with ws.on(one), ws.capture(lane="first") as first, ws.lease(BYTES, N=MIB // 4) as lease:
+        device.launch("first", writes=[lease.x])
+        with ws.on(two), ws.capture(lane="second") as second, ws.lease(BYTES, N=MIB // 4) as other:
+            event = ws.event()
+            event.record(one)
+            before = dict(device.counters)
+            with pytest.raises(CaptureError, match="recorded on .*, in another capture"):
+                event.wait()
+            with pytest.raises(CaptureError, match="is part of another capture"):
+                ws.fork(one).__enter__()
+            assert device.counters == before
+            device.launch("second", writes=[other.x])
+    with ws.on(one):
+        first.graph.replay()
+        second.graph.replay()
+    assert device.verdict() == "SAFE"
+
+
+def test_an_event_of_an_earlier_segment_is_over() -> None:
+    """Its segment comes first at each replay: a wait orders nothing more, and takes no stream into the capture."""
+    device, ws = scene(reserve=SLAB)
+    main, side = ws.stream("main"), ws.stream("side")
+    with ws.on(main), ws.capture() as capture:
+        device.launch("first segment")
+        event = ws.event()
+        event.record()
+        capture.eager_break(lambda: device.launch("eager"))
+        before = device.counters["wait"]
+        event.wait()
+        assert device.counters["wait"] == before
+        with pytest.raises(CaptureError, match="no longer takes it into the capture"):
+            event.wait(side)
+        event.record()
+        event.wait(side)
+        with ws.on(side):
+            device.launch("on the side")
+            event.record()
+        event.wait()
+        device.launch("last segment")
+    with ws.on(main):
+        capture.graph.replay()
+    assert device.verdict() == "SAFE"
