@@ -97,7 +97,7 @@ def test_files_of_other_layers_need_not_be_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_rank_reads_its_share(format: str, tmp_path: Path) -> None:
-    """The same slices as of the tensors in memory; of routed experts no others are read."""
+    """The same slices as of the tensors in memory."""
     save(tmp_path, TENSORS, MIXED, format)
     for rank in range(2):
         shard = Shard(MIXED, tensor_parallel=2, rank=rank, attention="flashinfer")
@@ -116,8 +116,9 @@ def _equal(found: object, wanted: object) -> bool:
     return found == wanted
 
 
-def test_tensors_are_read_when_they_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checking reads none; loading reads each stored tensor, or each expert of a stacked one, once."""
+@pytest.mark.parametrize("ranks", (1, 2))
+def test_tensors_are_read_when_they_are_asked_for(ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checking reads none; loading reads each stored tensor, or each of the rank's experts in a stacked one, once."""
     reads: list[str] = []
     read = Folder.read
 
@@ -129,8 +130,9 @@ def test_tensors_are_read_when_they_are_asked_for(tmp_path: Path, monkeypatch: p
     save(tmp_path, TENSORS, MIXED, "transformers")
     found = Checkpoint(tmp_path, layers=1)
     assert reads == []
-    Assembly(Shard(found.config, attention="flashinfer"), Precision(), found).model()
+    Assembly(Shard(found.config, tensor_parallel=ranks, attention="flashinfer"), Precision(), found).model()
     assert set(Counter(reads).values()) == {1}
+    assert sum(".down_proj(" in name for name in reads) == MIXED.n_routed_experts // ranks
     assert not any("layers.1." in name or "mtp." in name for name in reads)
 
 
