@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from sortedcontainers import SortedKeyList
 
 from workspace.block import FREE, GONE, TAKEN, Block, Shelf, Slab
+from workspace.errors import CapacityError
 from workspace.layout import MAX_BYTES
 from workspace.request import Request
 from workspace.source import Source
@@ -113,11 +114,12 @@ class Pool:
         return block
 
     # -- growth ----------------------------------------------------------------------------------------------
-    def grow(self, nbytes: int, stream: Stream) -> Block:
-        """Obtain bytes for a block of this size, after giving up slabs too small for it.
+    def grow(self, nbytes: int, stream: Stream, below: int | None = None) -> Block:
+        """Obtain bytes for a block of this size, after giving up slabs smaller than `below`: by default, than it.
 
-        Raises `CapacityError`, with every lease and block as before.
+        Raises `CapacityError`, with every lease as before and as many bytes as before, as far as the device has them.
         """
+        below = nbytes if below is None else below
         home = self.home(stream)
         for slab in self.slabs:
             tail = self._lengthen(slab, nbytes, stream)
@@ -126,9 +128,21 @@ class Pool:
                 self._insert(tail, coalesce=False)
                 return tail
         # An idle slab that is large enough is only waited for by others: it is what growth keeps out of the way of.
-        self.source.check(nbytes, self.idle(below=nbytes))
-        if not self.source.fixed and self.give_up_idle(below=nbytes):
+        self.source.check(nbytes, self.idle(below))
+        given = [] if self.source.fixed else self._give_up(below)
+        if given:
             self.source.release_cached()
+        try:
+            return self._obtain(nbytes, home, stream)
+        except CapacityError:
+            for lost in given:
+                try:
+                    self._obtain(lost, home, stream)
+                except CapacityError:
+                    break  # somebody else took the memory meanwhile
+            raise
+
+    def _obtain(self, nbytes: int, home: Home, stream: Stream) -> Block:
         slab = self.source.obtain(nbytes, stream)
         self.slabs.append(slab)
         slab.first.home = home
@@ -162,8 +176,11 @@ class Pool:
 
         Blocks the host until their last uses are complete; a slab whose uses cannot be seen complete is kept.
         """
+        return sum(self._give_up(below))
+
+    def _give_up(self, below: int) -> list[int]:
         self.consolidate()
-        given = 0
+        given = []
         for slab in [slab for slab in self.slabs if slab.nbytes < below and slab.idle()]:
             nbytes = slab.nbytes
             self._gather(slab)
@@ -171,7 +188,7 @@ class Pool:
                 self._remove(slab.first)
                 slab.first.state = GONE
                 self.slabs.remove(slab)
-                given += nbytes
+                given.append(nbytes)
         return given
 
     def gather(self, nbytes: int) -> bool:

@@ -214,6 +214,28 @@ def test_a_host_far_ahead_holds_few_blocks(in_flight: int) -> None:
 # -- out of memory, trim, retire -----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("strategy", ["event_fenced", "per_stream"])
+@pytest.mark.parametrize("how", ["a lease", "a reservation"])
+def test_growth_that_fails_keeps_what_was_reserved(strategy: str, how: str) -> None:
+    """Idle bytes that were given up for a slab the device does not have are obtained again."""
+    device, ws = scene(strategy, memory=100 * MIB, reserve=40 * MIB)
+    blocker = device.alloc(20 * MIB)
+    kept = ws.snapshot().reserved
+    with pytest.raises(CapacityError):
+        if how == "a lease":
+            ws.acquire(BYTES, N=90 * MIB)
+        else:
+            ws.declare(OTHER, N=90 * MIB)
+            ws.reserve()
+    assert ws.snapshot().reserved == kept and ws.snapshot().allocated == 0
+    growths = ws.snapshot().growths
+    ws.lock()
+    with ws.lease(BYTES, N=40 * MIB) as lease:
+        device.launch("write", writes=[lease.x])
+    assert ws.snapshot().growths == growths and device.verdict() == "SAFE"
+    del blocker
+
+
 def test_running_out_of_device_memory_is_typed_and_survived() -> None:
     """Idle slabs are given up first; then the error, and the pool serves what it can."""
     _, ws = scene(memory=16 * MIB)

@@ -12,6 +12,7 @@ from workspace.config import WorkspaceConfig
 from workspace.errors import CapacityError, CaptureError
 from workspace.explain import call_site
 from workspace.lane import Lane, LaneSource
+from workspace.layout import MAX_BYTES
 from workspace.pool import Home, Pool
 from workspace.provider import Held, Homes
 from workspace.request import Request
@@ -249,10 +250,7 @@ class Pooled:
         if missing <= 0:
             return
         # One slab: two would refuse a layout that fits their sum. Idle ones are given up for it.
-        idle = self.pool.idle()
-        self.source.check(missing + idle, idle)
-        idle = self.pool.give_up_idle()
-        self.pool.grow(missing + idle, self.timeline.current())
+        self.pool.grow(missing + self.pool.idle(), self.timeline.current(), below=MAX_BYTES)
 
     def lock(self, locked: bool) -> None:
         self.locked = locked
