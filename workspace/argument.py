@@ -38,6 +38,12 @@ def memory(value: Any) -> None:
         raise ArgumentError(f"a use of {value!r} is declared", "pass a lease, or a tensor over its bytes")
 
 
+def function(value: object) -> None:
+    """What runs eagerly between two segments, or again after a trim."""
+    if not callable(value):
+        raise ArgumentError(f"{value!r} cannot be called", "pass a function without arguments")
+
+
 def work(value: Any) -> None:
     """What a lease's release waits for."""
     if not callable(getattr(value, "wait", None)):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from workspace import argument
 from workspace.capture import Capture
 from workspace.errors import CaptureError
 from workspace.graph import Graph
@@ -63,6 +64,7 @@ class GraphCapture:
 
         Raises `CaptureError` outside the capture's own stream.
         """
+        argument.function(fn)
         capture, timeline = self._open(), self._timeline
         if timeline.driver.current_stream() != capture.origin.key:
             raise CaptureError(

@@ -530,6 +530,7 @@ class Workspace:
 
     def retry_on_oom(self, function: Callable[[], Result]) -> Result:
         """Call a function; when it runs out of memory, trim and call it once more."""
+        argument.function(function)
         try:
             return function()
         except (torch.OutOfMemoryError, CapacityError):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from workspace.errors import Unsupported
+from workspace.errors import ArgumentError, Unsupported
 from workspace.testing import LeaseCheckError, leasecheck
 
 Body = Callable[..., Any]
@@ -226,6 +226,12 @@ def test_callable_without_schema() -> None:
     """Nothing says what a plain function mutates: refused, with the remedy."""
     with pytest.raises(Unsupported, match="custom_op"):
         leasecheck(double, (torch.ones(3), torch.empty(3)))
+
+
+def test_arguments_beyond_the_schema() -> None:
+    """They are refused, as the op would: what is not looked at is not passed over."""
+    with pytest.raises(ArgumentError, match="given 2 arguments"):
+        leasecheck(torch.ops.aten.relu.default, (torch.ones(3), torch.ones(3)))
 
 
 def test_caller_keeps_its_tensors(register: Callable[..., Any]) -> None:

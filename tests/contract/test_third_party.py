@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from workspace.block import Block
+from workspace.errors import UnknownStrategy
 from workspace.request import Request
 from workspace.strategies.event_fenced import EventFenced
 from workspace.streams import Stream
@@ -65,6 +66,13 @@ def test_hasty_strategy_is_found_out() -> None:
     assert "f1-hasty" in report.kept
 
 
+def test_a_strategy_that_nobody_registered_keeps_nothing() -> None:
+    """A name with a typo is refused: its controls would all fail, and count as kept."""
+    with pytest.raises(UnknownStrategy, match="carefull"):
+        run_contract("carefull")
+
+
+@pytest.mark.usefixtures("installed")
 def test_exemption_needs_a_reason() -> None:
     """An exemption without a reason, or of no scenario, is refused."""
     with pytest.raises(ValueError, match="no reason"):

@@ -53,6 +53,7 @@ REFUSED: dict[str, tuple[Call, type[WorkspaceError], str]] = {
     "until(5)": (lambda ws: ws.until(5), ArgumentError, r"5 has no wait\(\)"),
     "owner([])": (lambda ws: ws.owner(["x"]), ArgumentError, "owner="),
     "owner('')": (lambda ws: ws.owner(""), ArgumentError, "owner="),
+    "retry_on_oom(None)": (lambda ws: ws.retry_on_oom(None), ArgumentError, "None cannot be called"),
     "explain('x')": (lambda ws: ws.explain("x"), ArgumentError, "count='x'"),
     "create(config={})": (lambda ws: workspace.create(config={}), ConfigError, r"config=\{\} is not a Work"),  # type: ignore[arg-type]
 }
@@ -85,6 +86,15 @@ def test_a_device_is_of_a_known_kind(wrong: dict[str, Any]) -> None:
     with pytest.raises(DeviceError, match="is not known") as caught:
         Device(**wrong)
     assert "'host' or 'virtual'" in caught.value.remedy or "'immediate' or 'deferred'" in caught.value.remedy
+
+
+def test_a_break_that_cannot_be_called_leaves_the_capture_open() -> None:
+    """Refused before the segment ends: the graph is one segment, as if nothing had been said."""
+    _, ws = scene(reserve=MIB)
+    with ws.on(ws.stream("main")), ws.capture() as capture:
+        with pytest.raises(ArgumentError, match="5 cannot be called"):
+            capture.eager_break(5)  # type: ignore[arg-type]
+    assert capture.graph.segments == 1
 
 
 # -- trace ---------------------------------------------------------------------------------------------------------

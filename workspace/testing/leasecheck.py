@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from workspace.errors import Unsupported
+from workspace.errors import ArgumentError, Unsupported
 from workspace.testing.arena import Arena, Placed, poison
 
 SEED = 0x1EA5E
@@ -97,6 +97,8 @@ class _Call:
         schema = op._schema
         self.name = str(op)
         names = [argument.name for argument in schema.arguments]
+        if len(args) > len(names):
+            raise ArgumentError(f"{self.name} is given {len(args)} arguments", f"it takes {len(names)}")
         self._given = {**dict(zip(names, args, strict=False)), **kwargs}
         self._positional = names[: len(args)]
         self._mutated = {one.name for one in schema.arguments if one.alias_info is not None and one.alias_info.is_write}

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 import attrs
 
+from workspace import registry
+from workspace.errors import ArgumentError
 from workspace.testing.contract import check_control, check_scenario
 from workspace.testing.failure import ContractBroken
 from workspace.testing.scenario import Scenario, all_scenarios
@@ -45,6 +47,13 @@ def cells(strategy: str | None = None, exempt: Mapping[str, str] | None = None, 
         Whether to include negative controls, which must fail. They take guards out of the library itself; a strategy
         with guards of its own leaves them out.
 
+    Raises
+    ------
+    UnknownStrategy
+        No strategy of that name is registered: every control would fail, as it must, for the wrong reason.
+    ArgumentError
+        An exemption is of no scenario, or has no reason.
+
     Examples
     --------
     >>> @pytest.mark.parametrize("cell", cells("my_strategy"), ids=str)      # doctest: +SKIP
@@ -57,10 +66,13 @@ def cells(strategy: str | None = None, exempt: Mapping[str, str] | None = None, 
         if controls:
             found += [Cell(known[name], one, seam) for name, one, seam in table().controls("simulated")]
         return found
+    registry.strategy(strategy)
     exempt = exempt or {}
     for name, reason in exempt.items():
-        if name not in known or not reason.strip():
-            raise ValueError(f"exemption {name!r}: {'no reason' if name in known else 'no such scenario'}")
+        if name not in known:
+            raise ArgumentError(f"exemption {name!r}: no such scenario", "name one of all_scenarios()")
+        if not reason.strip():
+            raise ArgumentError(f"exemption {name!r}: no reason", "say why the strategy need not keep it")
     found = [Cell(one, strategy) for name, one in known.items() if name not in exempt]
     if controls:
         found += [Cell(cell.scenario, strategy, seam) for cell in found for seam in cell.scenario.seams]
@@ -80,9 +92,7 @@ class Report:
         return "\n".join(lines + list(self.broken.values()))
 
 
-def run_contract(
-    strategy: str, exempt: Mapping[str, str] | None = None, *, controls: bool = True
-) -> Report:
+def run_contract(strategy: str, exempt: Mapping[str, str] | None = None, *, controls: bool = True) -> Report:
     """Run the whole contract for a strategy by name. Parameters as for `cells`."""
     kept: list[str] = []
     broken: dict[str, str] = {}
@@ -93,5 +103,3 @@ def run_contract(
         except ContractBroken as error:
             broken[str(cell)] = str(error)
     return Report(strategy, tuple(kept), broken)
-
-
