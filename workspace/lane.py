@@ -215,6 +215,26 @@ class Lane:
         self.regions, self.uses, self.events = [], {}, None
 
 
+class Lanes(dict[str, Lane]):
+    """The lanes of one strategy, by name; a lane that no graph uses any more is begun anew."""
+
+    def __init__(self, timeline: Timeline, parent: Parent | None) -> None:
+        super().__init__()
+        self._timeline = timeline
+        self._parent = parent
+
+    def of(self, name: str, *, complete_only: bool) -> Lane:
+        """The lane of that name; see `workspace.WorkspaceProvider.lane`."""
+        lane = self.get(name)
+        if lane is None or not lane.in_use:
+            lane = self[name] = Lane(self._timeline, name, self._parent, complete_only=complete_only)
+        return lane
+
+    def pinned(self) -> dict[str, int]:
+        """Bytes of each lane that graphs or open captures pin."""
+        return {name: lane.nbytes for name, lane in self.items() if lane.in_use}
+
+
 class LaneSource:
     """A capture's slabs: the regions of its lane, which it may add to but never frees."""
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from workspace.block import Block, Uses
 from workspace.config import WorkspaceConfig
-from workspace.lane import Lane
+from workspace.lane import Lane, Lanes
 from workspace.provider import Held, Homes
 from workspace.request import Request
 from workspace.streams import Stream
@@ -32,7 +32,7 @@ class Caching:
         self.elided = 0
         self.recorded = 0
         self._counted: Caching = self
-        self._lanes: dict[str, Lane] = {}
+        self._lanes = Lanes(timeline, None)
 
     def place(self, request: Request, stream: Stream) -> Block | None:
         return None
@@ -79,10 +79,7 @@ class Caching:
         """Nothing of this strategy can grow: the framework's allocator decides."""
 
     def lane(self, name: str, *, complete_only: bool) -> Lane:
-        lane = self._lanes.get(name)
-        if lane is None or not lane.in_use:
-            lane = self._lanes[name] = Lane(self.timeline, name, None, complete_only=complete_only)
-        return lane
+        return self._lanes.of(name, complete_only=complete_only)
 
     def inside(self, lane: Lane | None) -> Caching:
         return CapturedCaching(self)

@@ -11,7 +11,7 @@ from workspace.block import Block, Uses
 from workspace.config import WorkspaceConfig
 from workspace.errors import CapacityError, CaptureError
 from workspace.explain import call_site
-from workspace.lane import Lane, LaneSource
+from workspace.lane import Lane, Lanes, LaneSource
 from workspace.layout import MAX_BYTES
 from workspace.pool import Home, Pool
 from workspace.provider import Held, Homes
@@ -42,7 +42,7 @@ class Pooled:
         self._may_fence = "fence" in config.policy
         # A capture that takes more of what is reserved does not grow the pool.
         self._may_grow = self.source.fixed or "grow" in config.policy
-        self._lanes: dict[str, Lane] = {}
+        self._lanes = Lanes(timeline, self)
         self.growths = 0
         self.elided = 0
 
@@ -256,14 +256,11 @@ class Pooled:
         self.locked = locked
 
     def lane(self, name: str, *, complete_only: bool) -> Lane:
-        lane = self._lanes.get(name)
-        if lane is None or not lane.in_use:
-            lane = self._lanes[name] = Lane(self.timeline, name, self, complete_only=complete_only)
-        return lane
+        return self._lanes.of(name, complete_only=complete_only)
 
     def lanes(self) -> dict[str, int]:
         """Bytes of each lane that graphs or open captures pin."""
-        return {name: lane.nbytes for name, lane in self._lanes.items() if lane.in_use}
+        return self._lanes.pinned()
 
     def inside(self, lane: Lane | None) -> Pooled:
         if lane is None:
