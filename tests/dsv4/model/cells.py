@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -15,6 +16,9 @@ from workspace import simulated
 from workspace.errors import DriverError
 
 SAFE = ("caching", "event_fenced", "per_stream")
+Setting = tuple[str, bool, int]
+"""Run mode, aux streams, micro-batches."""
+
 MODES = ("eager", "full", "wide", "narrow", "overflow")
 
 
@@ -48,21 +52,25 @@ def execution(draft: bool = False) -> Execution:
     return Execution(draft=draft)
 
 
-def run(strategy: str, mode: str, aux_streams: bool, micro_batches: int, schedule: Any, *, draft: bool = False) -> Ran:
-    """One run on a device of its own; `schedule` is a seed, or a schedule."""
-    chosen = simulated.Random(schedule) if isinstance(schedule, int) else schedule
-    device = simulated.Device(memory="host", execution="deferred", schedule=chosen)
+def runs(strategy: str, setting: Setting, schedules: Iterable[Any], *, draft: bool = False) -> list[Ran]:
+    """Runs on one device, one after the other; a schedule may be a seed. An operator that fails ends them."""
+    mode, aux_streams, micro_batches = setting
+    device = simulated.Device(memory="host", execution="deferred")
+    found: list[list[Any]] = []
     with torch.no_grad(), device:
         unsafe = strategy not in SAFE
         ws = workspace.create(strategy, device=device, micro_batches=micro_batches, allow_unsafe=unsafe)
+        program = execution(draft).prepare(ws, mode, aux_streams, micro_batches)
         try:
-            numbers = [one.numpy() for one in execution(draft).run(ws, mode, aux_streams, micro_batches)]
+            for one in schedules:
+                device.queue.schedule = simulated.Random(one) if isinstance(one, int) else one
+                found.append([tensor.numpy() for tensor in program.run()])
         except DriverError:
-            numbers = []
-    return Ran(numbers, device.verdict(), str(device.races()[:1]))
+            found.append([])
+    return [Ran(numbers, device.verdict(), str(device.races()[:1])) for numbers in found]
 
 
 @cache
-def reference(mode: str, aux_streams: bool, micro_batches: int, draft: bool = False) -> Ran:
+def reference(setting: Setting, draft: bool = False) -> Ran:
     """`caching`, each operator run in the order of the program."""
-    return run("caching", mode, aux_streams, micro_batches, simulated.InOrder(), draft=draft)
+    return runs("caching", setting, [simulated.InOrder()], draft=draft)[0]
