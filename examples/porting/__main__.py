@@ -33,6 +33,10 @@ def tokens(count: int, device: torch.device) -> torch.Tensor:
     return torch.randn(count, HIDDEN, generator=torch.Generator().manual_seed(1)).to(device)
 
 
+def layers(kind: type[After], ws: workspace.Workspace, device: torch.device, batch: str = "") -> list[After]:
+    return [kind(own, ws, place, batch) for place, own in enumerate(weights(device))]
+
+
 def before(device: torch.device, x: torch.Tensor) -> torch.Tensor:
     hidden, turns = x.clone(), angles(len(x), device)
     for own in weights(device):
@@ -44,7 +48,7 @@ def after(strategy: str, device: torch.device, x: torch.Tensor) -> tuple[torch.T
     """The numbers and what the workspace held at the most."""
     ws = workspace.create(strategy, device=device, statistics=True)
     reserve(ws, len(x))
-    found = run(ws, [After(own, ws) for own in weights(device)], x)
+    found = run(ws, layers(After, ws, device), x)
     return found, ws.snapshot()
 
 
@@ -53,7 +57,7 @@ def checked(kind: type[After]) -> tuple[torch.Tensor, simulated.Device]:
     judge = simulated.Device(execution="deferred", sites=True, schedule=simulated.StreamFirst(DEFAULT))
     ws = workspace.create("event_fenced", device=judge)
     with judge:
-        found = run(ws, [kind(own, ws) for own in weights(CPU)], tokens(TOKENS, CPU))
+        found = run(ws, layers(kind, ws, CPU), tokens(TOKENS, CPU))
         ws.synchronize()
     return found, judge
 
@@ -63,14 +67,13 @@ def served(device: torch.device, x: torch.Tensor) -> Iterator[tuple[str, torch.T
     judge = simulated.Device(execution="deferred", seed=1)
     with judge if device.type == "cpu" else nullcontext(device) as place:
         ws = workspace.create("event_fenced", device=place, micro_batches=2)
-        layers = [After(own, ws) for own in weights(device)]
         reserve(ws, len(x), lanes=(None, "graphs"))
         with ws.slot(lane="graphs"):
-            step = Graphed(ws, layers, len(x), device)
+            step = Graphed(ws, layers(After, ws, device), len(x), device)
         found = step.run(x)
         ws.synchronize()
         yield f"graph of {step.graph.segments} segments", found
-        halves = [[After(own, ws, str(index)) for own in weights(device)] for index in range(2)]
+        halves = [layers(After, ws, device, batch=f"_{index}") for index in range(2)]
         found = micro_batches(ws, halves, torch.cat((x, x)))
         ws.synchronize()
         yield "micro-batches", found[: len(x)]

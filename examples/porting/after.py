@@ -53,10 +53,10 @@ def into(out: torch.Tensor | Slot, value: torch.Tensor) -> torch.Tensor:
 
 
 class After:
-    def __init__(self, weights: Weights, ws: workspace.Workspace, suffix: str = "") -> None:
+    def __init__(self, weights: Weights, ws: workspace.Workspace, place: int, batch: str = "") -> None:
         self.w, self.ws = weights, ws
-        self.side = ws.stream("side" + suffix)
-        self.load = ws.persistent("expert_load" + suffix, (EXPERTS,), F32)
+        self.side = ws.stream("side" + batch)
+        self.load = ws.persistent(f"expert_load_{place}{batch}", (EXPERTS,), F32)
 
     def forward(self, hidden: Any, turns: torch.Tensor, apart: Callable[..., Any] = lambda fn: fn()) -> None:
         self.attend(hidden, turns, apart)

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import workspace
-from examples.porting.__main__ import CPU, main, tokens, weights
+from examples.porting.__main__ import CPU, STRATEGIES, main, tokens, weights
 from examples.porting.after import MIXTURE, STEP, After
-from examples.porting.serving import offload, reduced, reserve
+from examples.porting.before import TOP_K, Before, angles
+from examples.porting.serving import offload, reduced, reserve, run
 from workspace import simulated
 from workspace.errors import WorkspaceError
 
@@ -57,6 +58,19 @@ def test_the_example_prints_what_the_page_shows(capsys: pytest.CaptureFixture[st
     assert "After: SAFE" in printed and "Unjoined: UNSAFE" in printed
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_what_is_kept_is_the_same_before_and_after(strategy: str) -> None:
+    """The tokens each expert of a layer has had, over two steps."""
+    own, x = weights(CPU)[0], tokens(8, CPU)
+    old, ws = Before(own, CPU), workspace.create(strategy, device="cpu")
+    with torch.inference_mode():
+        new = After(own, ws, 0)
+        for _ in range(2):
+            old.forward(x.clone(), angles(8, CPU))
+            run(ws, [new], x)
+        assert old.load.sum() == 2 * 8 * TOP_K and new.load.equal(old.load)
+
+
 @pytest.mark.parametrize(("declared", "verdict"), [(True, "SAFE"), (False, "UNSAFE")])
 def test_work_that_nobody_joins_is_declared(declared: bool, verdict: str) -> None:
     """With `use` the next lease waits for the copy; without, it overwrites what is being copied."""
@@ -80,7 +94,7 @@ def test_a_collective_in_flight_holds_the_lease() -> None:
         ws = workspace.create("event_fenced", device="cpu")
         x = tokens(4, CPU)
         with torch.inference_mode():
-            found = reduced(ws, After(weights(CPU)[0], ws), x, None)
+            found = reduced(ws, After(weights(CPU)[0], ws, 0), x, None)
         assert torch.allclose(found, x.square() + x.sum(1, keepdim=True), atol=1e-4)
         assert ws.snapshot().allocated == 0
     finally:
