@@ -1,7 +1,8 @@
 // Queries normed, rotated and padded; keys rotated, quantised and inserted into the paged cache: one launch.
 //
 // Floor: q read once, q_out written once (2 KiB a head); keys add 1.6 KiB a token. A warp takes kHeads rows of 512 values
-// at a time, all their loads issued before the first use: 4 KiB in flight a warp, which is what keeps the memory busy.
+// at a time, all their loads issued before the first use: with four, 4 KiB in flight a warp, which is what keeps the
+// memory busy; with one, the shortest way through for a few tokens.
 #include "launch.cuh"
 #include "numeric.cuh"
 #include "ops.h"
@@ -10,7 +11,6 @@
 namespace dsv4 {
 namespace {
 
-constexpr int kHeads = 4;
 constexpr int kWarps = 4;
 
 struct InsertArguments {
@@ -33,6 +33,7 @@ __device__ Turn turn_of(const InsertArguments& a, int token, int lane) {
   return load_turn(row, kRope / 2, (lane - kFirstRopeLane) * 4);
 }
 
+template <int kHeads>
 __device__ void queries(const InsertArguments& a, int token, int head, int lane) {
   const uint4* from = a.q + (static_cast<int64_t>(token) * a.heads + head) * kRowVectors + lane;
   uint4* to = a.q_out + (static_cast<int64_t>(token) * a.padded + head) * kRowVectors + lane;
@@ -54,7 +55,7 @@ __device__ void queries(const InsertArguments& a, int token, int head, int lane)
     if (i < there) {
       Eight x = unpack(raw[i][0]), y = unpack(raw[i][1]);
       const float mean = group_sum<32>(sum_of_squares(x) + sum_of_squares(y)) * (1.0f / kWidth);
-      const float by = 1.0f / sqrtf(mean + a.eps);
+      const float by = rsqrtf(mean + a.eps);
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
         x.x[j] *= by;
@@ -105,14 +106,24 @@ __device__ void key(const InsertArguments& a, int token, int lane) {
   }
 }
 
+template <int kHeads>
 __global__ void __launch_bounds__(32 * kWarps) insert_kernel(const __grid_constant__ InsertArguments a) {
   const int warp = blockIdx.x * kWarps + threadIdx.x / 32, lane = threadIdx.x % 32;
   // Keys first: theirs is the longest chain of dependent loads.
   if (warp < a.inserted) return key(a, warp, lane);
   const int groups = (a.padded + kHeads - 1) / kHeads;
   const int row = warp - a.inserted, token = row / groups;
-  if (token < a.tokens) queries(a, token, (row - token * groups) * kHeads, lane);
+  if (token < a.tokens) queries<kHeads>(a, token, (row - token * groups) * kHeads, lane);
 }
+
+template <int kHeads>
+void launch(const InsertArguments& a, cudaStream_t stream) {
+  const int64_t warps = a.inserted + static_cast<int64_t>(a.tokens) * ceil_div(a.padded, kHeads);
+  insert_kernel<kHeads><<<ceil_div(warps, kWarps), 32 * kWarps, 0, stream>>>(a);
+}
+
+// Rows up to which one row a warp still leaves multiprocessors idle.
+constexpr int64_t kFewRows = 2048;
 
 }  // namespace
 
@@ -140,8 +151,11 @@ void q_norm_rope_kv_insert(const Call& call) {
   a.padded = static_cast<int>(padded);
   a.inserted = static_cast<int>(inserted);
   a.format = static_cast<int>(format);
-  const int64_t warps = inserted + tokens * ceil_div(padded, kHeads);
-  insert_kernel<<<ceil_div(warps, kWarps), 32 * kWarps, 0, r.stream()>>>(a);
+  if (tokens * padded <= kFewRows) {
+    launch<1>(a, r.stream());
+  } else {
+    launch<4>(a, r.stream());
+  }
   check_launch(call.op);
 }
 

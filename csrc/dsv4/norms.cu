@@ -1,6 +1,7 @@
 // RMSNorm with weights: of the query latent and of the KV in one launch, and of whole rows.
 //
-// Floor: every value read once and written once. A warp takes a row (or its part); the row stays in registers.
+// Floor: every value read once and written once. kLanes threads hold a row, or its part, in registers; the weights come
+// while the sum is under way.
 #include "launch.cuh"
 #include "numeric.cuh"
 #include "ops.h"
@@ -9,8 +10,7 @@
 namespace dsv4 {
 namespace {
 
-constexpr int kWarps = 4;
-constexpr int kLaneValues = 32 * kVector;  // values of a row that one access of a whole warp covers
+constexpr int kThreads = 128;
 
 struct Norm {
   const void* weight;
@@ -26,53 +26,78 @@ struct NormArguments {
   int rows, row_width, parts;
 };
 
-// kMost accesses of a warp hold the widest part.
-template <int kMost>
-__global__ void __launch_bounds__(32 * kWarps) norm_kernel(const __grid_constant__ NormArguments a) {
-  const int warp = blockIdx.x * kWarps + threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int row = warp / a.parts;
+// Sum over the kLanes threads of a row: a warp, or the block.
+template <int kLanes>
+__device__ float row_sum(float v) {
+  v = group_sum<32>(v);
+  if constexpr (kLanes == 32) return v;
+  __shared__ float part[kThreads / 32];
+  if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = v;
+  __syncthreads();
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kThreads / 32; ++i) sum += part[i];
+  return sum;
+}
+
+// kMost accesses of 16 bytes a thread hold the widest part.
+template <int kLanes, int kMost>
+__global__ void __launch_bounds__(kThreads) norm_kernel(const __grid_constant__ NormArguments a) {
+  const int of_block = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+  const int unit = blockIdx.x * (kThreads / kLanes) + of_block, row = unit / a.parts;
   if (row >= a.rows) return;
-  const Norm part = a.part[warp - row * a.parts];
+  const Norm part = a.part[unit - row * a.parts];
   const uint4* from = a.from + (static_cast<int64_t>(row) * a.row_width + part.start) / kVector + lane;
+  const int vectors = part.width / kVector;
   uint4 raw[kMost];
+  Eight weight[kMost];
+#pragma unroll
+  for (int i = 0; i < kMost; ++i) {
+    if (lane + i * kLanes < vectors) raw[i] = from[i * kLanes];
+  }
+#pragma unroll
+  for (int i = 0; i < kMost; ++i) {
+    if (lane + i * kLanes < vectors) weight[i] = load_weights(part.weight, part.weight_is_bf16, (lane + i * kLanes) * kVector);
+  }
   float sum = 0;
 #pragma unroll
   for (int i = 0; i < kMost; ++i) {
-    if (i * kLaneValues + lane * kVector < part.width) raw[i] = __ldcs(from + i * 32);
+    if (lane + i * kLanes < vectors) sum += sum_of_squares(unpack(raw[i]));
   }
+  const float by = rsqrtf(row_sum<kLanes>(sum) / part.width + a.eps);
+  uint4* to = part.to + static_cast<int64_t>(row) * vectors + lane;
 #pragma unroll
   for (int i = 0; i < kMost; ++i) {
-    if (i * kLaneValues + lane * kVector < part.width) sum += sum_of_squares(unpack(raw[i]));
-  }
-  const float by = 1.0f / sqrtf(group_sum<32>(sum) / part.width + a.eps);
-  uint4* to = part.to + static_cast<int64_t>(row) * part.width / kVector + lane;
-#pragma unroll
-  for (int i = 0; i < kMost; ++i) {
-    const int at = i * kLaneValues + lane * kVector;
-    if (at >= part.width) break;
+    if (lane + i * kLanes >= vectors) break;
     Eight x = unpack(raw[i]);
-    const Eight weight = load_weights(part.weight, part.weight_is_bf16, at);
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) x.x[j] = x.x[j] * by * weight.x[j];
-    to[i * 32] = pack(x);
+    for (int j = 0; j < kVector; ++j) x.x[j] = x.x[j] * by * weight[i].x[j];
+    to[i * kLanes] = pack(x);
   }
 }
 
-void launch(const Call& call, NormArguments& a) {
+template <int kLanes, int kMost>
+void launch_rows(const Call& call, const NormArguments& a) {
+  const int blocks = ceil_div(static_cast<int64_t>(a.rows) * a.parts, kThreads / kLanes);
+  norm_kernel<kLanes, kMost><<<blocks, kThreads, 0, call.stream>>>(a);
+}
+
+constexpr int kWidest = 7 * kThreads * kVector;  // 7168, the hidden size of V4-Pro
+
+void launch(const Call& call, const NormArguments& a) {
   int widest = 0;
   for (int i = 0; i < a.parts; ++i) widest = max(widest, a.part[i].width);
-  const int blocks = ceil_div(static_cast<int64_t>(a.rows) * a.parts, kWarps);
-  if (widest <= 4 * kLaneValues) {
-    norm_kernel<4><<<blocks, 32 * kWarps, 0, call.stream>>>(a);
-  } else if (widest <= 8 * kLaneValues) {
-    norm_kernel<8><<<blocks, 32 * kWarps, 0, call.stream>>>(a);
+  if (widest <= 4 * 32 * kVector) {
+    launch_rows<32, 4>(call, a);
+  } else if (widest <= 2 * kThreads * kVector) {
+    launch_rows<kThreads, 2>(call, a);
+  } else if (widest <= 4 * kThreads * kVector) {
+    launch_rows<kThreads, 4>(call, a);
   } else {
-    norm_kernel<28><<<blocks, 32 * kWarps, 0, call.stream>>>(a);
+    launch_rows<kThreads, 7>(call, a);
   }
   check_launch(call.op);
 }
-
-constexpr int kWidest = 28 * kLaneValues;  // 7168, the hidden size of V4-Pro
 
 void check_width(const Reader& r, const char* name, int64_t width) {
   r.require(width % kVector == 0 && width <= kWidest, name, "has " + std::to_string(width) + " columns",

@@ -88,23 +88,21 @@ __device__ inline float largest(const Eight& v) {
   return most;
 }
 
-// ceil(log2(scale)) of a positive, normal scale.
-__device__ inline int ceil_log2(float scale) {
-  const uint32_t bits = __float_as_uint(scale);
-  return static_cast<int>(bits >> 23) - 127 + ((bits & 0x7fffffu) != 0);
-}
-// 2**power, subnormal powers included.
-__device__ inline float power_of_two(int power) {
-  return power < -126 ? __uint_as_float(1u << (power + 149)) : __uint_as_float(static_cast<uint32_t>(power + 127) << 23);
-}
+// 2**power for powers from -126 to 127.
+__device__ inline float power_of_two(int power) { return __uint_as_float(static_cast<uint32_t>(power + 127) << 23); }
 
 // Which floor keeps the scale of a block of zeros finite; see dsv4/cache/quantise.py.
 enum class Floor { absmax, scale };
 
+// ceil(log2(absmax / 448)) of a normal absmax. 448 is 1.75 * 2**8, so the quotient passes a power of two where the mantissa
+// passes 1.75; the correctly rounded quotient of the references passes it at the same values.
+__device__ inline int power_over_448(float absmax) {
+  return static_cast<int>((__float_as_uint(absmax) + 0x1fffffu) >> 23) - 127 - 8;
+}
 template <Floor kFloor = Floor::absmax>
 __device__ inline int fp8_power(float absmax, float floor = 1e-4f) {
-  if (kFloor == Floor::absmax) return ceil_log2(__fdiv_rn(fmaxf(absmax, floor), kE4M3Max));
-  return ceil_log2(fmaxf(__fdiv_rn(absmax, kE4M3Max), floor));
+  if (kFloor == Floor::absmax) return power_over_448(fmaxf(absmax, floor));
+  return max(power_over_448(absmax), -13);  // 2**-13 is the first power of two above a scale of 1e-4
 }
 
 __device__ inline uint32_t e4m3x2(float first, float second) {
@@ -117,18 +115,21 @@ __device__ inline uint2 to_e4m3(const Eight& v, int power) {
           e4m3x2(v.x[4] * by, v.x[5] * by) | e4m3x2(v.x[6] * by, v.x[7] * by) << 16};
 }
 
-constexpr float kE2M1Max = 6.0f;
-
+// ceil(log2(absmax / 6)), 6 being 1.5 * 2**2; the floor is 6 * 2**-126.
 __device__ inline int fp4_power(float absmax) {
-  const int power = ceil_log2(__fdiv_rn(fmaxf(absmax, kE2M1Max * 0x1p-126f), kE2M1Max));
-  return max(-127, min(127, power));
+  const float kept = fmaxf(absmax, 6.0f * 0x1p-126f);
+  return min(127, static_cast<int>((__float_as_uint(kept) + 0x3fffffu) >> 23) - 127 - 2);
 }
-// The code of a value already divided by its scale: midpoints go to the even code, the sign survives for zero.
+// The code of a value already divided by its scale: to the nearest of 0, .5, 1, 1.5, 2, 3, 4, 6, midpoints to the even
+// code; the sign survives for zero.
 __device__ inline uint32_t e2m1(float value) {
-  const float size = fabsf(value);
-  const uint32_t code = (size > 0.25f) + (size >= 0.75f) + (size > 1.25f) + (size >= 1.75f) + (size > 2.5f) +
-                        (size >= 3.5f) + (size > 5.0f);
-  return code | (__float_as_uint(value) >> 31 << 3);
+  const uint32_t bits = __float_as_uint(value) & 0x7fffffffu;
+  // Below 1 the codes are steps of a half: adding 2**22 leaves their number, rounded to even, in the last bits.
+  const uint32_t steps = __float_as_uint(__uint_as_float(bits) + 0x1p22f) & 3u;
+  // From 1 on, exponent and first bit of the mantissa, rounded to even.
+  const uint32_t rounded = ((bits + 0x1fffffu + (bits >> 22 & 1)) >> 22) - (127u << 1) + 2;
+  const uint32_t code = bits < 0x3f800000u ? steps : min(rounded, 7u);
+  return code | (__float_as_uint(value) >> 28 & 8u);
 }
 __device__ inline uint32_t to_e2m1(const Eight& v, int power) {
   const float by = power_of_two(-power);

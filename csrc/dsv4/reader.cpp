@@ -75,6 +75,9 @@ const Operand& Reader::next(const char* name, Types types, Shape shape, int alig
 
 void Reader::contiguous(const char* name, const Operand& one, int dims) const {
   int64_t step = 1;
+  for (int i = 0; i < one.dims; ++i) {
+    if (one.size[i] == 0) return;  // without elements, strides say nothing
+  }
   for (int i = one.dims - 1; i >= one.dims - dims; --i) {
     if (one.size[i] != 1 && one.stride[i] != step) refuse(name, "is not contiguous", "call .contiguous() first");
     step *= one.size[i];

@@ -13,6 +13,19 @@ const Op kOps[kOpCount] = {
     {"indexer_q_rope_fp4", "ttttfttt", indexer_q_rope_fp4},
     {"inverse_rope", "tttit", inverse_rope},
     {"inverse_rope_fp8", "tttitt", inverse_rope_fp8},
+    {"save_partial_states", "ttttt", save_partial_states},
+    {"pool_states", "tttttibt", pool_states},
+    {"store_compressed", "ttttttifii", store_compressed},
+    {"compress", "ttttttttibfii", compress},
+    {"indexer_logits", "totttttiit", indexer_logits},
+    {"indexer_top_k", "ttt", indexer_top_k},
+    {"global_top_k", "ttttitt", global_top_k},
+    {"gather_keys", "tttttiiit", gather_keys},
+    {"sparse_attention_decode", "ttttoootfiiiitt", sparse_attention_decode},
+    {"sparse_attention_prefill", "tttttft", sparse_attention_prefill},
+    {"mhc_pre", "tttttffittt", mhc_pre},
+    {"mhc_post", "ttttt", mhc_post},
+    {"mhc_post_pre", "ttttttttffitttt", mhc_post_pre},
 };
 
 void run(const Op& op, Call& call) {

@@ -12,7 +12,7 @@ struct Op {
   void (*run)(const Call&);
 };
 
-constexpr int kOpCount = 8;
+constexpr int kOpCount = 21;
 extern const Op kOps[kOpCount];
 
 // Runs an op on the device of its first tensor.

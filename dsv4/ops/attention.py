@@ -17,6 +17,26 @@ GATHERED = 1 << 22
 """Elements of gathered keys that the reference holds at a time."""
 
 
+DECODE_TILE = 64
+"""Keys, and heads, that a block of the CUDA kernels takes at a time."""
+
+
+def decode_splits(rows: int, heads: int, listed: int, multiprocessors: int) -> int:
+    """Parts S of `sparse_attention_decode` for a device with so many multiprocessors; 0 where splitting gains nothing.
+
+    Parameters
+    ----------
+    rows, heads
+        T and P of the call.
+    listed
+        Keys of a row at most: W + K.
+    """
+    blocks = rows * -(-heads // DECODE_TILE)
+    tiles = -(-listed // DECODE_TILE)
+    splits = min(tiles, multiprocessors // max(1, blocks))
+    return splits if splits > 1 else 0
+
+
 def attend(
     q: torch.Tensor, keys: torch.Tensor, places: torch.Tensor, seen: torch.Tensor, sink: torch.Tensor, scale: float
 ) -> torch.Tensor:

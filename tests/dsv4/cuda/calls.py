@@ -13,7 +13,7 @@ import attrs
 import torch
 
 from dsv4 import ops
-from dsv4.cache.pages import Format, pages_of
+from dsv4.cache.pages import Format, States, pages_of
 from dsv4.config import LayerKind
 from dsv4.ops import Op
 from dsv4.ops.rope import table
@@ -84,7 +84,7 @@ class Call:
         """What the CPU's reference makes of copies of the arguments, activations in another precision."""
         copied = self.copy()
         inputs = tuple(_wide(one, dtype) for one in copied.inputs)
-        outs = tuple(torch.empty_like(one, dtype=dtype if one.dtype in (BF16, F32) else one.dtype) for one in self.outs)
+        outs = tuple(torch.zeros_like(one, dtype=dtype if one.dtype in (BF16, F32) else one.dtype) for one in self.outs)
         self.op.reference(*inputs, *outs, *copied.scratch)
         return Call(self.op, inputs, outs).written()
 
@@ -116,7 +116,7 @@ def _copy(one: torch.Tensor) -> torch.Tensor:
 
 
 def _wide(one: Any, dtype: torch.dtype) -> Any:
-    return one.to(dtype) if isinstance(one, torch.Tensor) and one.dtype in (BF16, F32) and one.dim() < 4 else one
+    return one.to(dtype) if isinstance(one, torch.Tensor) and one.dtype in (BF16, F32) else one
 
 
 def made(op: Op, inputs: tuple[Any, ...], **dims: int) -> Call:
@@ -186,6 +186,212 @@ def inverse(
     return made(op, inputs, G=groups, N=heads // groups * 512)
 
 
+# -- compressors -------------------------------------------------------------------------------------------
+
+
+def _requests(m: Maker, rows: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Positions and requests of rows that end groups of 4 and of 128; some begin at position 0."""
+    positions, request, count = [], [], 0
+    for start in range(0, rows, 64):
+        own = min(64, rows - start)
+        first = 0 if count % 3 == 2 else 128 * (1 + count % 2) - own
+        positions.append(torch.arange(first, first + own))
+        request.append(torch.full((own,), count, dtype=torch.int32))
+        count += 1
+    if not count:
+        return torch.empty(0, dtype=torch.int64).to(m.device), torch.empty(0, dtype=torch.int32).to(m.device), 1
+    return torch.cat(positions).to(m.device), torch.cat(request).to(m.device), count
+
+
+def _state(m: Maker, requests: int, width: int, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """States of 256 positions a request, and their table."""
+    each = 256 // block
+    held = States(width, block).allocate(1)
+    state = torch.empty_strided(
+        (requests * each, *held.shape[1:]), held.stride(), dtype=F32, device=m.device
+    )  # fmt: skip
+    state.copy_(m.plain(*state.shape))
+    table = torch.randperm(requests * each, generator=m.generator, device=m.device).to(torch.int32).view(requests, each)
+    return state, table
+
+
+def save_states(m: Maker, rows: int, width: int = 2048, ratio: int = 4, block: int = 4) -> Call:
+    positions, _, requests = _requests(m, rows)
+    state, _ = _state(m, requests, width, block)
+    slots = m.slots(rows, state.shape[0] * block)
+    return made(
+        ops.save_partial_states, (m.noise(rows, width, dtype=F32), m.plain(ratio, width // 2), positions, slots, state)
+    )
+
+
+def _ends(m: Maker, positions: torch.Tensor, ratio: int) -> torch.Tensor:
+    """A slot for each row that ends a group."""
+    places = torch.randperm(len(positions) + 1, generator=m.generator, device=m.device)[: len(positions)]
+    return places.masked_fill((positions + 1) % ratio != 0, -1)
+
+
+def pooled(m: Maker, rows: int, width: int = 512, ratio: int = 128, overlap: bool = False, block: int = 8) -> Call:
+    positions, request, requests = _requests(m, rows)
+    state, table = _state(m, requests, width * (4 if overlap else 2), block)
+    inputs = state, table, positions, request, _ends(m, positions, ratio), ratio, overlap
+    return made(ops.pool_states, inputs, D=width)
+
+
+def stored(
+    m: Maker, rows: int, layout: Format = Format.FP8_DS_MLA, ratio: int = 128, block: int = 2, stride: int = 0,
+    weights: torch.dtype = F32,
+) -> Call:  # fmt: skip
+    width = 512 if layout in (Format.FP8_DS_MLA, Format.PLAIN) else 128
+    positions, _, _ = _requests(m, rows)
+    cache = pages(layout, rows + block, block, m.device, width, stride)
+    return made(ops.store_compressed, (
+        m.noise(rows, width, dtype=F32), m.plain(width, dtype=weights), m.cos_sin(), positions,
+        _ends(m, positions, ratio), cache, ratio, EPS, block, int(layout),
+    ))  # fmt: skip
+
+
+def compressed(m: Maker, rows: int, layout: Format = Format.FP8_DS_MLA, block: int = 64, stride: int = 0) -> Call:
+    width = 512 if layout in (Format.FP8_DS_MLA, Format.PLAIN) else 128
+    positions, request, requests = _requests(m, rows)
+    state, table = _state(m, requests, 4 * width, 4)
+    cache = pages(layout, rows + block, block, m.device, width, stride)
+    return made(ops.compress, (
+        state, table, positions, request, _ends(m, positions, 4), m.plain(width), m.cos_sin(), cache, 4, True, EPS,
+        block, int(layout),
+    ))  # fmt: skip
+
+
+# -- the indexer -------------------------------------------------------------------------------------------
+
+
+def filled(m: Maker, layout: Format, states: int, block: int, width: int = 512, stride: int = 0) -> torch.Tensor:
+    """A cache with every state written."""
+    own = pages_of(layout, width, 64, block, BF16)
+    cache = pages(layout, states, block, m.device, width, stride)
+    own.write(cache, torch.arange(states, device=m.device), m.plain(states, width))
+    return cache
+
+
+def _table(m: Maker, requests: int, each: int) -> torch.Tensor:
+    found = torch.randperm(requests * each, generator=m.generator, device=m.device)
+    return found.to(torch.int32).view(requests, each)
+
+
+def _integers(m: Maker, top: int, rows: int) -> torch.Tensor:
+    return torch.randint(top, (rows,), generator=m.generator, device=m.device, dtype=torch.int32)
+
+
+def logits(
+    m: Maker, rows: int, layout: Format = Format.INDEXER_FP8, heads: int = 64, keys: int = 1000, block: int = 64,
+    stride: int = 0, requests: int = 4,
+) -> Call:  # fmt: skip
+    each = -(-keys // block)
+    cache = filled(m, layout, requests * each * block, block, 128, stride)
+    table, request = _table(m, requests, each), _integers(m, requests, rows)
+    counts = _integers(m, keys + 1, rows)
+    op = ops.indexer_q_rope_fp4 if layout is Format.INDEXER_FP4 else ops.indexer_q_rope_fp8
+    q = indexer_q(m, max(1, rows), op, heads)
+    made_q = q.run()
+    scales = made_q[1][:rows] if layout is Format.INDEXER_FP4 else None
+    inputs = made_q[0][:rows], scales, made_q[-1][:rows], cache, table, request, counts, block, int(layout)
+    return made(ops.indexer_logits, inputs, S=keys)
+
+
+def top_k(m: Maker, rows: int, k: int = 512, width: int = 3000) -> Call:
+    """Scores with many ties, some of them -inf and -0."""
+    scores = (m.noise(rows, width, dtype=F32) * 4).round() / 4
+    scores.masked_fill_(m.plain(rows, width) > 2, float("-inf"))
+    counts = _integers(m, width + 1, rows)
+    return made(ops.indexer_top_k, (scores, counts), K=k)
+
+
+def translated(m: Maker, rows: int, k: int = 512, block: int = 64) -> Call:
+    indices = torch.randint(-1, 32 * block, (rows, k), generator=m.generator, device=m.device, dtype=torch.int32)
+    valid = torch.arange(rows, device=m.device) % 7 != 3
+    return made(ops.global_top_k, (indices, _integers(m, 5, rows), _table(m, 5, 32), valid, block))
+
+
+# -- attention ---------------------------------------------------------------------------------------------
+
+
+def gathered(m: Maker, rows: int, layout: Format = Format.FP8_DS_MLA, block: int = 64) -> Call:
+    """Three requests' states; the last row is no request's."""
+    each = -(-(rows + 8) // block)
+    cache, table = filled(m, layout, 4 * each * block, block), _table(m, 4, each)
+    starts = torch.tensor([0, rows // 3, rows // 2, max(0, rows - 1)], dtype=torch.int32, device=m.device)
+    request = torch.tensor([2, 0, 3], dtype=torch.int32, device=m.device)
+    first = torch.tensor([0, 5, 1], dtype=torch.int32, device=m.device)
+    return made(ops.gather_keys, (cache, table, request, first, starts, 64, block, int(layout)), M=rows, D=512)
+
+
+STATES = 4096
+"""States of a cache that decode rows attend to."""
+
+
+def _sink(m: Maker, padded: int) -> torch.Tensor:
+    sink = m.plain(padded)
+    sink[padded * 7 // 8 :] = float("-inf")
+    return sink
+
+
+def _listed(m: Maker, rows: int, width: int, top: int) -> torch.Tensor:
+    return torch.randint(top, (rows, width), generator=m.generator, device=m.device, dtype=torch.int32)
+
+
+def decode(
+    m: Maker, rows: int, padded: int = 64, window: int = 128, extra: int = 512, splits: int = 0,
+    layout: Format = Format.FP8_DS_MLA, full: bool = False, extra_block: int = 64, states: int = STATES,
+) -> Call:  # fmt: skip
+    """`full` lists have every place in use; with `states` enough of them, hardly a key is read twice."""
+    cache = filled(m, layout, states, 64)
+    lens = torch.full((rows,), window, dtype=torch.int32, device=m.device) if full else _integers(m, window + 1, rows)
+    more: tuple[Any, Any, Any] = None, None, None
+    if extra:
+        count = (
+            torch.full((rows,), extra, dtype=torch.int32, device=m.device) if full else _integers(m, extra + 1, rows)
+        )
+        more = filled(m, layout, states, extra_block), _listed(m, rows, extra, states), count
+    inputs = (
+        m.noise(rows, padded, 512), cache, _listed(m, rows, window, states), lens, *more, _sink(m, padded), 512**-0.5,
+        64, 64, extra_block, int(layout),
+    )  # fmt: skip
+    return made(ops.sparse_attention_decode, inputs, S=splits)
+
+
+def prefill(m: Maker, rows: int, padded: int = 64, listed: int = 640, keys: int = 2000, full: bool = False) -> Call:
+    lens = torch.full((rows,), listed, dtype=torch.int32, device=m.device) if full else _integers(m, listed + 1, rows)
+    inputs = (
+        m.noise(rows, padded, 512), m.plain(keys, 512, dtype=BF16), _listed(m, rows, listed, keys), lens,
+        _sink(m, padded), 512**-0.5,
+    )  # fmt: skip
+    return made(ops.sparse_attention_prefill, inputs)
+
+
+# -- hyper-connections -------------------------------------------------------------------------------------
+
+
+def _mixing(m: Maker, hidden: int) -> tuple[Any, ...]:
+    fn = m.plain(24, 4 * hidden) / hidden**0.5
+    return fn, m.plain(24), m.plain(3), m.plain(hidden), EPS, EPS, 20
+
+
+def _streams(m: Maker, rows: int, hidden: int) -> tuple[Any, ...]:
+    comb = m.plain(rows, 4, 4).softmax(2)
+    return m.noise(rows, 4, hidden), 2 * m.plain(rows, 4).sigmoid(), comb, m.noise(rows, hidden)
+
+
+def hyper_pre(m: Maker, rows: int, hidden: int = 4096) -> Call:
+    return made(ops.mhc_pre, (m.noise(rows, 4, hidden), *_mixing(m, hidden)))
+
+
+def hyper_post(m: Maker, rows: int, hidden: int = 4096) -> Call:
+    return made(ops.mhc_post, _streams(m, rows, hidden))
+
+
+def hyper_post_pre(m: Maker, rows: int, hidden: int = 4096) -> Call:
+    return made(ops.mhc_post_pre, (*_streams(m, rows, hidden), *_mixing(m, hidden)))
+
+
 @attrs.frozen
 class Family:
     """How to make a call of an op, and how near its reference it must be.
@@ -195,26 +401,42 @@ class Family:
     make
         Of a maker and a number of rows.
     tolerance
-        Relative and absolute, against float64; None: every bit, against float32.
+        Against float64: relative, and relative to the largest value of the row; None: every bit, against float32.
     exact
         Places among what is written that match bit by bit although there is a tolerance.
+    packed
+        What is written is a cache whose values carry rounding: few bytes may differ, and none by more than a step.
     """
 
     make: Callable[..., Call]
     tolerance: tuple[float, float] | None = None
     exact: tuple[int, ...] = ()
+    packed: bool = False
     data: tuple[str, ...] = ("random", "equal", "huge", "tiny", "zero", "mixed")
 
 
 FAMILIES: dict[str, Family] = {
-    "q_norm_rope_kv_insert": Family(insert, (8e-3, 1e-30), exact=(1,)),
-    "q_kv_rmsnorm": Family(q_kv_norm, (8e-3, 1e-30)),
-    "rms_norm": Family(row_norm, (8e-3, 1e-30)),
+    "q_norm_rope_kv_insert": Family(insert, (8e-3, 1e-6), exact=(1,)),
+    "q_kv_rmsnorm": Family(q_kv_norm, (8e-3, 1e-6)),
+    "rms_norm": Family(row_norm, (8e-3, 1e-6)),
     "indexer_q_rope": Family(lambda m, rows, **how: indexer_q(m, rows, ops.indexer_q_rope, **how)),
     "indexer_q_rope_fp8": Family(lambda m, rows, **how: indexer_q(m, rows, ops.indexer_q_rope_fp8, **how)),
     "indexer_q_rope_fp4": Family(lambda m, rows, **how: indexer_q(m, rows, ops.indexer_q_rope_fp4, **how)),
     "inverse_rope": Family(lambda m, rows, **how: inverse(m, rows, ops.inverse_rope, **how)),
     "inverse_rope_fp8": Family(lambda m, rows, **how: inverse(m, rows, ops.inverse_rope_fp8, **how)),
+    "save_partial_states": Family(save_states),
+    "pool_states": Family(pooled, (1e-4, 1e-5), data=("random",)),
+    "store_compressed": Family(stored, packed=True),
+    "compress": Family(compressed, packed=True, data=("random",)),
+    "indexer_logits": Family(logits, (1e-4, 1e-5), data=("random", "zero", "equal")),
+    "indexer_top_k": Family(top_k),
+    "global_top_k": Family(translated, data=("random",)),
+    "gather_keys": Family(gathered, data=("random",)),
+    "sparse_attention_decode": Family(decode, (1e-2, 5e-3), data=("random", "equal", "tiny", "zero", "mixed")),
+    "sparse_attention_prefill": Family(prefill, (1e-2, 5e-3), data=("random", "equal", "tiny", "zero", "mixed")),
+    "mhc_pre": Family(hyper_pre, (1e-2, 5e-3)),
+    "mhc_post": Family(hyper_post, (8e-3, 1e-6)),
+    "mhc_post_pre": Family(hyper_post_pre, (1e-2, 5e-3)),
 }
 
 

@@ -1,0 +1,414 @@
+// Sparse attention with a sink: every head of a row attends to the same listed keys, and a key is its value, too.
+//
+// Floor of decode with 640 keys and 64 heads: 374 KB of pages, 64 KB of q and 64 KB of o a row, against 84 Mflop: at 4.2 TB/s
+// and 800 Tflop/s 0.12 us against 0.11. A block takes 64 heads of a row, so that a key is read and dequantised once for
+// all of them, and streams tiles of 64 keys: the bytes of the next tile arrive by cp.async while this one is multiplied.
+// Two groups of four warps: each scores one half of a tile's keys, and each sums one half of the dims over all of them.
+// Where rows alone leave multiprocessors idle, a row's keys are split among blocks, and a second kernel merges the parts.
+#include "launch.cuh"
+#include "ops.h"
+#include "states.cuh"
+#include "tensor_core.cuh"
+
+namespace dsv4 {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kHeads = 64;    // of a block
+constexpr int kTile = 64;     // keys
+constexpr int kColumns = kWidth / 64;
+constexpr int kColumnBytes = 64 * kRowBytes;
+constexpr int kTileBytes = kColumns * kColumnBytes;
+constexpr int kStagedBytes = 592;  // a state and its scales; not a multiple of 128, so that rows lie in other banks
+constexpr float kLog2e = 1.4426950408889634f;
+
+// Keys by slot: pages of a cache, or gathered rows as one page.
+struct Keys {
+  Pages cache;
+  const int32_t* slots;  // [rows, listed]
+  const int32_t* lens;   // [rows]; null when there is no such list
+  int listed;
+};
+
+struct AttentionArguments {
+  const uint4* q;  // [rows, padded, 512] bf16
+  Keys keys[2];    // the first list comes before the second
+  const float* sink;
+  uint4* o;        // [rows, padded, 512] bf16
+  float* partial;  // [rows, splits, padded, 514]: sums, largest score, weight
+  float scale;     // of scores, to base 2
+  int padded, splits, format;
+};
+
+constexpr int kPartial = kWidth + 2;
+
+// Shared memory of a block. Tiles first: they need 1024-byte alignment.
+struct __align__(1024) Shared {
+  uint8_t q[kTileBytes];
+  uint8_t keys[kTileBytes];
+  uint8_t weights[kHeads * kRowBytes];
+  uint8_t staged[kTile * kStagedBytes];  // raw states of the next tile; dequantised keys need none
+  const uint8_t* state[2][kTile];        // of this tile and the next; null where there is no key
+  const uint8_t* scales[2][kTile];
+  uint32_t there[2][kTile / 32];
+  float largest[2][kHeads];              // by warp group
+  float weight[2][kHeads];
+};
+
+__device__ void copy16(uint32_t to, const void* from, bool there) {
+  // Zeroes where there is nothing to read.
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+}
+__device__ void copy8(uint32_t to, const void* from, bool there) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(there ? 8 : 0) : "memory");
+}
+__device__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// Which states a tile reads: the first 64 threads find them.
+__device__ void locate(const AttentionArguments& a, Shared& s, int row, int tile, int first_count, int count) {
+  const int i = threadIdx.x;
+  if (i >= kTile) return;
+  const int place = tile * kTile + i, list = place >= first_count;
+  const Keys& keys = a.keys[list];
+  const uint8_t *state = nullptr, *scales = nullptr;
+  if (place < count) {
+    const int32_t slot = keys.slots[static_cast<int64_t>(row) * keys.listed + place - (list ? first_count : 0)];
+    if (slot >= 0) {
+      int offset;
+      uint8_t* page = page_of(keys.cache, slot, offset);
+      state = page + static_cast<int64_t>(offset) * (a.format == kPlain ? 2 * kWidth : kStateBytes);
+      scales = page + static_cast<int64_t>(keys.cache.block_size) * kStateBytes + offset * kScaleBytes;
+    }
+  }
+  s.state[tile & 1][i] = state;
+  s.scales[tile & 1][i] = scales;
+  const uint32_t there = __ballot_sync(kWholeWarp, state != nullptr);
+  if (i % 32 == 0) s.there[tile & 1][i / 32] = there;
+}
+
+// Starts the copies of a located tile: raw states to the staging rows, plain ones into place.
+template <bool kQuantised>
+__device__ void fetch(const AttentionArguments& a, Shared& s, int tile) {
+  const void* anywhere = a.q;  // an address for copies of nothing
+  if constexpr (kQuantised) {
+    constexpr int kChunks = kStateBytes / 16;
+    const uint32_t staged = shared_address(s.staged);
+    for (int i = threadIdx.x; i < kTile * kChunks; i += kThreads) {
+      const int key = i / kChunks, chunk = i - key * kChunks;
+      const uint8_t* state = s.state[tile & 1][key];
+      copy16(staged + key * kStagedBytes + chunk * 16, state ? state + chunk * 16 : anywhere, state != nullptr);
+    }
+    if (threadIdx.x < kTile) {
+      const uint8_t* scales = s.scales[tile & 1][threadIdx.x];
+      copy8(staged + threadIdx.x * kStagedBytes + kStateBytes, scales ? scales : anywhere, scales != nullptr);
+    }
+  } else {
+    const uint32_t keys = shared_address(s.keys);
+    for (int i = threadIdx.x; i < kTile * kWidth / kVector; i += kThreads) {
+      const int key = i / (kWidth / kVector), chunk = i % (kWidth / kVector);
+      const uint8_t* state = s.state[tile & 1][key];
+      copy16(keys + chunk / 8 * kColumnBytes + swizzled(key, chunk % 8), state ? state + chunk * 16 : anywhere, state != nullptr);
+    }
+  }
+}
+
+// Staged states to bf16 keys. Neighbouring threads take neighbouring keys, whose rows lie in other banks.
+__device__ void dequantise(Shared& s) {
+  const int key = threadIdx.x % kTile;
+  const uint8_t* row = s.staged + key * kStagedBytes;
+#pragma unroll
+  for (int i = threadIdx.x / kTile; i < kNope / 16; i += kThreads / kTile) {
+    const uint4 codes = *reinterpret_cast<const uint4*>(row + i * 16);
+    const float scale = ue8m0(row[kStateBytes + i / 4]);
+    const uint2 a = bf16_of_e4m3x4(codes.x, scale), b = bf16_of_e4m3x4(codes.y, scale);
+    const uint2 c = bf16_of_e4m3x4(codes.z, scale), d = bf16_of_e4m3x4(codes.w, scale);
+    uint8_t* column = s.keys + i / 4 * kColumnBytes;
+    *reinterpret_cast<uint4*>(column + swizzled(key, i % 4 * 2)) = {a.x, a.y, b.x, b.y};
+    *reinterpret_cast<uint4*>(column + swizzled(key, i % 4 * 2 + 1)) = {c.x, c.y, d.x, d.y};
+  }
+  for (int chunk = threadIdx.x / kTile; chunk < 8; chunk += kThreads / kTile) {
+    *reinterpret_cast<uint4*>(s.keys + (kColumns - 1) * kColumnBytes + swizzled(key, chunk)) =
+        *reinterpret_cast<const uint4*>(row + kNope + chunk * 16);
+  }
+}
+
+// What a thread keeps of its two heads (lane / 4, and 8 further) through the tiles.
+struct Running {
+  float largest[2] = {-INFINITY, -INFINITY};  // the same in both warp groups
+  float weight[2] = {0, 0};                   // of this thread's keys
+  float sum[kColumns / 2][32] = {};           // of this warp group's dims
+};
+
+// exp2 of a score over the largest one, which is -inf as long as no key was seen.
+__device__ float weigh(float score, float largest) { return largest == -INFINITY ? 0.0f : exp2f(score - largest); }
+
+__device__ void attend_tile(const AttentionArguments& a, Shared& s, Running& run, int tile) {
+  const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  const int head = warp * 16 + lane / 4;
+  const uint32_t q = shared_address(s.q), keys = shared_address(s.keys), weights = shared_address(s.weights);
+  float score[16] = {};
+  begin_products();
+#pragma unroll
+  for (int column = 0; column < kColumns; ++column) {
+    add_products_of_rows(score, q + column * kColumnBytes, keys + column * kColumnBytes, group * 32);
+  }
+  end_products();
+
+  const uint32_t there = s.there[tile & 1][group];
+  float most[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const int key = i / 4 * 8 + lane % 4 * 2 + i % 2;
+    score[i] = there >> key & 1 ? score[i] * a.scale : -INFINITY;
+    most[i / 2 % 2] = fmaxf(most[i / 2 % 2], score[i]);
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    most[half] = group_max<4>(most[half]);
+    if (lane % 4 == 0) s.largest[group][head + half * 8] = most[half];
+  }
+  __syncthreads();
+  float kept[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float now = fmaxf(run.largest[half], fmaxf(s.largest[0][head + half * 8], s.largest[1][head + half * 8]));
+    kept[half] = weigh(run.largest[half], now);
+    run.largest[half] = now;
+    run.weight[half] *= kept[half];
+  }
+#pragma unroll
+  for (int pair = 0; pair < 8; ++pair) {
+    const int half = pair % 2;
+    const float first = weigh(score[pair * 2], run.largest[half]), second = weigh(score[pair * 2 + 1], run.largest[half]);
+    run.weight[half] += first + second;
+    const int chunk = group * 4 + pair / 2;
+    *reinterpret_cast<uint32_t*>(s.weights + swizzled(head + half * 8, chunk) + lane % 4 * 4) = pack_bf16(first, second);
+  }
+  if (__any_sync(kWholeWarp, kept[0] != 1.0f || kept[1] != 1.0f)) {
+#pragma unroll
+    for (int column = 0; column < kColumns / 2; ++column) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) run.sum[column][i] *= kept[i / 2 % 2];
+    }
+  }
+  publish();
+  __syncthreads();
+  begin_products();
+#pragma unroll
+  for (int column = 0; column < kColumns / 2; ++column) {
+    add_products_across_rows(run.sum[column], weights, keys + (group * (kColumns / 2) + column) * kColumnBytes);
+  }
+  end_products();
+}
+
+// The whole weight of each head, from both warp groups.
+__device__ void add_weights(Shared& s, Running& run) {
+  const int group = threadIdx.x / 128, lane = threadIdx.x % 32, head = threadIdx.x / 32 % 4 * 16 + lane / 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float own = group_sum<4>(run.weight[half]);
+    if (lane % 4 == 0) s.weight[group][head + half * 8] = own;
+  }
+  __syncthreads();
+#pragma unroll
+  for (int half = 0; half < 2; ++half) run.weight[half] = s.weight[0][head + half * 8] + s.weight[1][head + half * 8];
+}
+
+// Sums over their weights and the sink's, as bf16 through shared memory, so that whole rows are stored.
+__device__ void store(const AttentionArguments& a, Shared& s, const Running& run, int row, int first_head) {
+  const int group = threadIdx.x / 128, lane = threadIdx.x % 32, head = threadIdx.x / 32 % 4 * 16 + lane / 4;
+  float by[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int own = first_head + head + half * 8;
+    const float sink = own < a.padded ? a.sink[own] * kLog2e : -INFINITY;
+    // Without a key there is nothing to weigh.
+    by[half] = run.weight[half] > 0 || run.weight[half] != run.weight[half]
+                   ? 1.0f / (run.weight[half] + exp2f(sink - run.largest[half]))
+                   : 0.0f;
+  }
+#pragma unroll
+  for (int column = 0; column < kColumns / 2; ++column) {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const int half = i % 2;
+      const uint32_t pair = pack_bf16(run.sum[column][2 * i] * by[half], run.sum[column][2 * i + 1] * by[half]);
+      uint8_t* to = s.q + (group * (kColumns / 2) + column) * kColumnBytes + swizzled(head + half * 8, i / 2);
+      *reinterpret_cast<uint32_t*>(to + lane % 4 * 4) = pair;
+    }
+  }
+  __syncthreads();
+  uint4* o = a.o + (static_cast<int64_t>(row) * a.padded + first_head) * (kWidth / kVector);
+  const int heads = min(kHeads, a.padded - first_head);
+  for (int i = threadIdx.x; i < heads * (kWidth / kVector); i += kThreads) {
+    const int own = i / (kWidth / kVector), chunk = i % (kWidth / kVector);
+    o[i] = *reinterpret_cast<const uint4*>(s.q + chunk / 8 * kColumnBytes + swizzled(own, chunk % 8));
+  }
+}
+
+__device__ void store_part(const AttentionArguments& a, const Running& run, int64_t part, int first_head) {
+  const int group = threadIdx.x / 128, lane = threadIdx.x % 32, head = threadIdx.x / 32 % 4 * 16 + lane / 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int own = first_head + head + half * 8;
+    if (own >= a.padded) continue;
+    float* to = a.partial + (part * a.padded + own) * kPartial;
+#pragma unroll
+    for (int column = 0; column < kColumns / 2; ++column) {
+#pragma unroll
+      for (int i = half; i < 16; i += 2) {
+        const int dim = (group * (kColumns / 2) + column) * 64 + i / 2 * 8 + lane % 4 * 2;
+        *reinterpret_cast<float2*>(to + dim) = {run.sum[column][2 * i], run.sum[column][2 * i + 1]};
+      }
+    }
+    if (group == 0 && lane % 4 == 0) *reinterpret_cast<float2*>(to + kWidth) = {run.largest[half], run.weight[half]};
+  }
+}
+
+template <bool kQuantised>
+__global__ void __launch_bounds__(kThreads, 1) attention_kernel(const __grid_constant__ AttentionArguments a) {
+  extern __shared__ uint8_t memory[];
+  Shared& s = *reinterpret_cast<Shared*>((reinterpret_cast<uintptr_t>(memory) + 1023) & ~uintptr_t{1023});
+  const int row = blockIdx.x, first_head = blockIdx.y * kHeads, split = blockIdx.z;
+  const int first_count = a.keys[0].lens ? min(a.keys[0].lens[row], a.keys[0].listed) : 0;
+  const int count = first_count + (a.keys[1].lens ? min(a.keys[1].lens[row], a.keys[1].listed) : 0);
+  const int tiles = (count + kTile - 1) / kTile, each = (tiles + max(1, a.splits) - 1) / max(1, a.splits);
+  const int first = split * each, last = min(tiles, first + each);
+
+  if (first < last) locate(a, s, row, first, first_count, count);
+  const int heads = min(kHeads, a.padded - first_head);
+  const uint4* q = a.q + (static_cast<int64_t>(row) * a.padded + first_head) * (kWidth / kVector);
+  for (int i = threadIdx.x; i < kHeads * (kWidth / kVector); i += kThreads) {
+    const int head = i / (kWidth / kVector), chunk = i % (kWidth / kVector);
+    copy16(shared_address(s.q) + chunk / 8 * kColumnBytes + swizzled(head, chunk % 8), head < heads ? q + i : a.q, head < heads);
+  }
+  __syncthreads();
+  if (first < last) fetch<kQuantised>(a, s, first);
+  Running run;
+  for (int tile = first; tile < last; ++tile) {
+    wait_for_copies();
+    __syncthreads();
+    if constexpr (kQuantised) dequantise(s);
+    if (tile + 1 < last) locate(a, s, row, tile + 1, first_count, count);
+    publish();
+    __syncthreads();
+    if (kQuantised && tile + 1 < last) fetch<kQuantised>(a, s, tile + 1);
+    attend_tile(a, s, run, tile);
+    __syncthreads();  // the tile may be overwritten
+    if (!kQuantised && tile + 1 < last) fetch<kQuantised>(a, s, tile + 1);
+  }
+  wait_for_copies();
+  add_weights(s, run);
+  if (a.splits) {
+    store_part(a, run, static_cast<int64_t>(row) * a.splits + split, first_head);
+  } else {
+    store(a, s, run, row, first_head);
+  }
+}
+
+constexpr int kMergeThreads = 128;
+
+// Merges the parts of one head of a row, always in the same order.
+__global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_constant__ AttentionArguments a) {
+  const int row = blockIdx.x, head = blockIdx.y;
+  const int64_t step = static_cast<int64_t>(a.padded) * kPartial;
+  const float* parts = a.partial + (static_cast<int64_t>(row) * a.splits * a.padded + head) * kPartial;
+  float largest = -INFINITY;
+  for (int i = 0; i < a.splits; ++i) largest = fmaxf(largest, parts[i * step + kWidth]);
+  float sum[4] = {}, weight = 0;
+  for (int i = 0; i < a.splits; ++i) {
+    const float* part = parts + i * step;
+    const float own = part[kWidth + 1];
+    if (own == 0) continue;  // a part without keys
+    const float kept = exp2f(part[kWidth] - largest);
+    weight += own * kept;
+    const float2 a0 = *reinterpret_cast<const float2*>(part + threadIdx.x * 4);
+    const float2 a1 = *reinterpret_cast<const float2*>(part + threadIdx.x * 4 + 2);
+    sum[0] = fmaf(a0.x, kept, sum[0]), sum[1] = fmaf(a0.y, kept, sum[1]);
+    sum[2] = fmaf(a1.x, kept, sum[2]), sum[3] = fmaf(a1.y, kept, sum[3]);
+  }
+  const float by = weight == 0 ? 0.0f : 1.0f / (weight + exp2f(a.sink[head] * kLog2e - largest));
+  uint2* o = reinterpret_cast<uint2*>(a.o + (static_cast<int64_t>(row) * a.padded + head) * (kWidth / kVector));
+  o[threadIdx.x] = {pack_bf16(sum[0] * by, sum[1] * by), pack_bf16(sum[2] * by, sum[3] * by)};
+}
+
+constexpr int kSharedBytes = sizeof(Shared) + 1024;  // and room to align it
+
+template <bool kQuantised>
+void launch(const Call& call, const AttentionArguments& a, int rows) {
+  // Asked for at every launch: the attribute is the device's, and setting it costs less than remembering it.
+  cudaFuncSetAttribute(attention_kernel<kQuantised>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  const dim3 grid(rows, ceil_div(a.padded, kHeads), a.splits ? a.splits : 1);
+  attention_kernel<kQuantised><<<grid, kThreads, kSharedBytes, call.stream>>>(a);
+  if (a.splits) merge_kernel<<<dim3(rows, a.padded), kMergeThreads, 0, call.stream>>>(a);
+  check_launch(call.op);
+}
+
+constexpr int64_t kAllRows = 1 << 30;  // gathered keys as one page
+
+}  // namespace
+
+void sparse_attention_decode(const Call& call) {
+  Reader r(call);
+  int64_t rows = kUnbound, padded = kUnbound, listed[2] = {kUnbound, kUnbound}, splits = kUnbound;
+  AttentionArguments a{};
+  Keys &extra = a.keys[0], &window = a.keys[1];
+  a.q = r.in("q", {DType::bf16}, {&rows, &padded, kWidth}).as<const uint4>();
+  const Operand& window_cache = r.cache("window_cache");
+  window.slots = r.in("window_slots", {DType::i32}, {&rows, &listed[1]}, 4).as<const int32_t>();
+  window.lens = r.in("window_lens", {DType::i32}, {&rows}, 4).as<const int32_t>();
+  const Operand& extra_cache = r.cache_or_none("extra_cache");
+  extra.slots = r.maybe("extra_slots", {DType::i32}, {&rows, &listed[0]}, 4).as<const int32_t>();
+  extra.lens = r.maybe("extra_lens", {DType::i32}, {&rows}, 4).as<const int32_t>();
+  a.sink = r.in("sink", {DType::f32}, {&padded}, 4).as<const float>();
+  a.o = r.out("o", {DType::bf16}, {&rows, &padded, kWidth}).as<uint4>();
+  a.partial = r.out("partial", {DType::f32}, {&rows, &splits, &padded, kPartial}, 8).as<float>();
+  a.scale = r.real() * kLog2e;
+  const int64_t rope = r.integer(), window_block = r.integer(), extra_block = r.integer(), format = r.integer();
+  r.require(rope == kRope, "rope", "is " + std::to_string(rope), "states have 64 rotated dims");
+  r.require(format == kPlain || format == kFp8DsMla, "format", "is " + std::to_string(format), "pass PLAIN or FP8_DS_MLA");
+  const bool has_extra = extra_cache.given;
+  r.require(has_extra == (extra.slots != nullptr) && has_extra == (extra.lens != nullptr), "extra_cache",
+            "comes without its slots and lens, or they without it", "pass all three or none");
+  const int64_t state = format == kPlain ? 2 * kWidth : kStateBytes + kScaleBytes;
+  window.cache = pages(r, "window_cache", window_cache, window_block, format, state);
+  r.require(window.cache.vectors, "window_cache", "has pages that are not aligned", "align them to 16 bytes");
+  if (has_extra) {
+    extra.cache = pages(r, "extra_cache", extra_cache, extra_block, format, state);
+    r.require(extra.cache.vectors, "extra_cache", "has pages that are not aligned", "align them to 16 bytes");
+    extra.listed = static_cast<int>(listed[0]);
+  }
+  window.listed = static_cast<int>(listed[1]);
+  r.done();
+  if (rows == 0 || padded == 0) return;
+  a.padded = static_cast<int>(padded);
+  a.splits = static_cast<int>(splits);
+  a.format = static_cast<int>(format);
+  if (format == kPlain) {
+    launch<false>(call, a, static_cast<int>(rows));
+  } else {
+    launch<true>(call, a, static_cast<int>(rows));
+  }
+}
+
+void sparse_attention_prefill(const Call& call) {
+  Reader r(call);
+  int64_t rows = kUnbound, padded = kUnbound, gathered = kUnbound, listed = kUnbound;
+  AttentionArguments a{};
+  a.q = r.in("q", {DType::bf16}, {&rows, &padded, kWidth}).as<const uint4>();
+  const Operand& keys = r.in("keys", {DType::bf16}, {&gathered, kWidth});
+  a.keys[1].slots = r.in("indices", {DType::i32}, {&rows, &listed}, 4).as<const int32_t>();
+  a.keys[1].lens = r.in("lens", {DType::i32}, {&rows}, 4).as<const int32_t>();
+  a.sink = r.in("sink", {DType::f32}, {&padded}, 4).as<const float>();
+  a.o = r.out("o", {DType::bf16}, {&rows, &padded, kWidth}).as<uint4>();
+  a.scale = r.real() * kLog2e;
+  r.done();
+  if (rows == 0 || padded == 0) return;
+  a.keys[1].cache = {keys.as<uint8_t>(), 0, static_cast<int>(kAllRows), true};
+  a.keys[1].listed = static_cast<int>(listed);
+  a.padded = static_cast<int>(padded);
+  a.format = kPlain;
+  launch<false>(call, a, static_cast<int>(rows));
+}
+
+}  // namespace dsv4

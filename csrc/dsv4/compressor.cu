@@ -1,0 +1,476 @@
+// Compressors: states saved token by token; groups pooled, normed, rotated, quantised and inserted where complete.
+//
+// Floor: every state is written once and read once; what is inserted is small. Rows without a slot are told apart by one
+// vote over a chunk of rows, so that blocks are not spent on them.
+#include "launch.cuh"
+#include "numeric.cuh"
+#include "ops.h"
+#include "pages.cuh"
+
+namespace dsv4 {
+namespace {
+
+constexpr int kChannels = 4;  // of a thread: one 16-byte access of float32
+
+// -- saving ------------------------------------------------------------------------------------------------
+
+struct SaveArguments {
+  const float4* kv_score;  // [tokens, width]
+  const float4* ape;       // [ratio, width / 2]
+  const int64_t* positions;
+  const int64_t* slots;
+  float* state;
+  int64_t block_stride;
+  int tokens, width, rows, ratio;
+};
+
+constexpr int kSaveThreads = 128;
+
+__global__ void __launch_bounds__(kSaveThreads) save_kernel(const __grid_constant__ SaveArguments a) {
+  const int token = blockIdx.x;
+  const int64_t slot = a.slots[token];
+  if (slot < 0) return;
+  const int vectors = a.width / kChannels, half = vectors / 2;
+  const int64_t block = slot / a.rows;
+  float4* to = reinterpret_cast<float4*>(a.state + block * a.block_stride + (slot - block * a.rows) * a.width);
+  const float4* from = a.kv_score + static_cast<int64_t>(token) * vectors;
+  const float4* ape = a.ape + static_cast<int64_t>(a.positions[token] % a.ratio) * half - half;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < vectors; i += kSaveThreads) {
+    float4 v = __ldcs(from + i);
+    if (i >= half) {
+      const float4 shift = ape[i];
+      v = {v.x + shift.x, v.y + shift.y, v.z + shift.z, v.w + shift.w};
+    }
+    to[i] = v;
+  }
+}
+
+// -- reading states ----------------------------------------------------------------------------------------
+
+struct States {
+  const float* base;
+  int64_t block_stride;  // in floats
+  const int32_t* table;
+  int64_t table_stride;
+  const int64_t* positions;
+  const int32_t* request;
+  int rows, width;  // of a block, and of a row: kv, then score
+};
+
+// The row of a request's position; the caller has made sure that there is one.
+__device__ const float* state_row(const States& s, int request, int64_t position) {
+  const int64_t block = max(0, s.table[request * s.table_stride + position / s.rows]);
+  return s.base + block * s.block_stride + position % s.rows * s.width;
+}
+
+__device__ float at(const float4& v, int c) { return c == 0 ? v.x : c == 1 ? v.y : c == 2 ? v.z : v.w; }
+
+// Softmax-gated sum of some rows, channel by channel, as far as it has come.
+struct Pooled {
+  float most[kChannels], weight[kChannels], sum[kChannels];
+};
+
+__device__ Pooled nothing_pooled() {
+  Pooled p;
+#pragma unroll
+  for (int i = 0; i < kChannels; ++i) p.most[i] = -INFINITY, p.weight[i] = 0, p.sum[i] = 0;
+  return p;
+}
+__device__ float weight_of(float score, float most) { return score == -INFINITY ? 0.0f : __expf(score - most); }
+
+template <int kRows>
+__device__ void pool(Pooled& p, const float4 (&kv)[kRows], const float4 (&score)[kRows]) {
+#pragma unroll
+  for (int c = 0; c < kChannels; ++c) {
+    float most = p.most[c];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) most = fmaxf(most, at(score[r], c));
+    const float kept = weight_of(p.most[c], most);
+    float weight = p.weight[c] * kept, sum = p.sum[c] * kept;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const float w = weight_of(at(score[r], c), most);
+      weight += w;
+      sum = fmaf(w, at(kv[r], c), sum);
+    }
+    p.most[c] = most, p.weight[c] = weight, p.sum[c] = sum;
+  }
+}
+
+// Loads one thread's channels of a row; a position before the first weighs nothing, whatever lies there.
+__device__ void load_row(const States& s, int request, int64_t position, int column, float4& kv, float4& score) {
+  kv = float4{};
+  score = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+  if (position < 0) return;
+  const float* row = state_row(s, request, position) + column;
+  kv = *reinterpret_cast<const float4*>(row);
+  score = *reinterpret_cast<const float4*>(row + s.width / 2);
+}
+
+// -- norm, RoPE, quantisation, insert ----------------------------------------------------------------------
+
+struct Store {
+  const void* norm_weight;
+  const float* cos_sin;  // [*, 64]
+  const int64_t* positions;
+  Pages cache;
+  float eps;
+  int ratio, format;
+  bool weight_is_bf16;
+};
+
+__device__ void load_four(const void* weights, bool is_bf16, int at, float (&w)[kChannels]) {
+  if (is_bf16) {
+    const uint2 raw = *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(weights) + at);
+    w[0] = low(raw.x), w[1] = high(raw.x), w[2] = low(raw.y), w[3] = high(raw.y);
+  } else {
+    const float4 raw = *reinterpret_cast<const float4*>(static_cast<const float*>(weights) + at);
+    w[0] = raw.x, w[1] = raw.y, w[2] = raw.z, w[3] = raw.w;
+  }
+}
+
+__device__ uint32_t codes_of(const float (&v)[kChannels], int power) {
+  const float by = power_of_two(-power);
+  return e4m3x2(v[0] * by, v[1] * by) | e4m3x2(v[2] * by, v[3] * by) << 16;
+}
+
+// The kWidth / 4 threads of a row hold four channels each.
+template <int kRowWidth>
+__device__ void insert(const Store& s, int64_t slot, int thread, float (&v)[kChannels]) {
+  int offset;
+  uint8_t* page = page_of(s.cache, slot, offset);
+  const bool vectors = s.cache.vectors;
+  const uint2 rounded = {pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3])};
+  v[0] = low(rounded.x), v[1] = high(rounded.x), v[2] = low(rounded.y), v[3] = high(rounded.y);
+  const float own = fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3])));
+  if (s.format == kPlain) {
+    store_bytes<8>(page + (static_cast<int64_t>(offset) * kRowWidth + thread * kChannels) * 2, &rounded, vectors);
+  } else if constexpr (kRowWidth == 512) {
+    uint8_t* row = page + offset * kStateBytes;
+    uint8_t* scales = page + static_cast<int64_t>(s.cache.block_size) * kStateBytes + offset * kScaleBytes;
+    const int power = fp8_power<Floor::scale>(group_max<16>(own));
+    const bool rope = thread * kChannels >= kNope;
+    if (rope) {
+      store_bytes<8>(row + kNope + (thread * kChannels - kNope) * 2, &rounded, vectors);
+    } else {
+      const uint32_t codes = codes_of(v, power);
+      store_bytes<4>(row + thread * kChannels, &codes, vectors);
+    }
+    if (thread % 16 == 0) scales[thread / 16] = rope ? 0 : static_cast<uint8_t>(power + kUE8M0Bias);
+  } else if (s.format == kIndexerFp8) {
+    const int power = fp8_power(group_max<32>(own));
+    const uint32_t codes = codes_of(v, power);
+    store_bytes<4>(page + offset * kRowWidth + thread * kChannels, &codes, vectors);
+    const float scale = power_of_two(power);
+    if (thread == 0) store_bytes<4>(page + s.cache.block_size * kRowWidth + offset * 4, &scale, vectors);
+  } else {
+    const int power = fp4_power(group_max<8>(own));
+    const float by = power_of_two(-power);
+    uint8_t* to = page + offset * (kRowWidth / 2) + thread * 2;
+    to[0] = static_cast<uint8_t>(e2m1(v[0] * by) | e2m1(v[1] * by) << 4);
+    to[1] = static_cast<uint8_t>(e2m1(v[2] * by) | e2m1(v[3] * by) << 4);
+    uint8_t* scales = page + s.cache.block_size * (kRowWidth / 2) + offset * (kRowWidth / 32);
+    if (thread % 8 == 0) scales[thread / 8] = static_cast<uint8_t>(power + kUE8M0Bias);
+  }
+}
+
+// Sum over the kRowWidth / 4 threads of a row. `part` has room for a block's warps.
+template <int kRowWidth>
+__device__ float row_sum(float v, float* part) {
+  v = group_sum<32>(v);
+  if constexpr (kRowWidth == 128) return v;
+  __syncthreads();  // whoever still reads the row before
+  if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = v;
+  __syncthreads();
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kRowWidth / 128; ++i) sum += part[i];
+  return sum;
+}
+
+template <int kRowWidth>
+__device__ void norm_turn_insert(const Store& s, int token, int64_t slot, int thread, float (&v)[kChannels], float* part) {
+  const int channel = thread * kChannels;
+  float weight[kChannels];
+  load_four(s.norm_weight, s.weight_is_bf16, channel, weight);
+  const int pair = (channel - (kRowWidth - kRope)) / 2;
+  float2 cos{}, sin{};
+  if (pair >= 0) {
+    const float* row = s.cos_sin + s.positions[token] / s.ratio * s.ratio * kRope;
+    cos = *reinterpret_cast<const float2*>(row + pair);
+    sin = *reinterpret_cast<const float2*>(row + kRope / 2 + pair);
+  }
+  const float squares = v[0] * v[0] + v[1] * v[1] + v[2] * v[2] + v[3] * v[3];
+  const float by = rsqrtf(row_sum<kRowWidth>(squares, part) * (1.0f / kRowWidth) + s.eps);
+#pragma unroll
+  for (int i = 0; i < kChannels; ++i) v[i] = v[i] * by * weight[i];
+  if (pair >= 0) {
+    rotate_pair(v[0], v[1], cos.x, sin.x);
+    rotate_pair(v[2], v[3], cos.y, sin.y);
+  }
+  insert<kRowWidth>(s, slot, thread, v);
+}
+
+constexpr int kThreads = 128;
+
+// Calls body(token, slot) for the rows of this unit's chunk that have a slot.
+template <class Body>
+__device__ void for_each_slot(const int64_t* slots, int first, int chunk, int tokens, Body body) {
+  const int lane = threadIdx.x % 32;
+  const int64_t own = lane < chunk && first + lane < tokens ? slots[first + lane] : -1;
+  for (uint32_t left = __ballot_sync(kWholeWarp, own >= 0); left; left &= left - 1) {
+    const int at = __ffs(left) - 1;
+    body(first + at, __shfl_sync(kWholeWarp, own, at));
+  }
+}
+
+struct CompressArguments {
+  States states;
+  Store store;
+  const int64_t* slots;
+  int tokens, chunk;
+};
+
+// C4: eight rows, of the group before (first half of the columns) and of the group itself (second half).
+template <int kRowWidth>
+__global__ void __launch_bounds__(kThreads) compress_kernel(const __grid_constant__ CompressArguments a) {
+  constexpr int kGroup = 4, kWindow = 8, kRowThreads = kRowWidth / kChannels;
+  __shared__ float part[kThreads / 32];
+  const int unit = blockIdx.x * (kThreads / kRowThreads) + threadIdx.x / kRowThreads, thread = threadIdx.x % kRowThreads;
+  for_each_slot(a.slots, unit * a.chunk, a.chunk, a.tokens, [&](int token, int64_t slot) {
+    const int64_t last = a.states.positions[token];
+    const int request = a.states.request[token];
+    float4 kv[kWindow], score[kWindow];
+#pragma unroll
+    for (int r = 0; r < kWindow; ++r) {
+      const int column = (r < kGroup ? 0 : kRowWidth) + thread * kChannels;
+      load_row(a.states, request, last - (kWindow - 1) + r, column, kv[r], score[r]);
+    }
+    Pooled p = nothing_pooled();
+    pool<kWindow>(p, kv, score);
+    float v[kChannels];
+#pragma unroll
+    for (int i = 0; i < kChannels; ++i) v[i] = p.sum[i] / p.weight[i];
+    norm_turn_insert<kRowWidth>(a.store, token, slot, thread, v, part);
+  });
+}
+
+struct StoreArguments {
+  const float4* pooled;  // [tokens, width]
+  Store store;
+  const int64_t* slots;
+  int tokens, chunk;
+};
+
+template <int kRowWidth>
+__global__ void __launch_bounds__(kThreads) store_kernel(const __grid_constant__ StoreArguments a) {
+  constexpr int kRowThreads = kRowWidth / kChannels;
+  __shared__ float part[kThreads / 32];
+  const int unit = blockIdx.x * (kThreads / kRowThreads) + threadIdx.x / kRowThreads, thread = threadIdx.x % kRowThreads;
+  for_each_slot(a.slots, unit * a.chunk, a.chunk, a.tokens, [&](int token, int64_t slot) {
+    const float4 row = a.pooled[static_cast<int64_t>(token) * kRowThreads + thread];
+    float v[kChannels] = {row.x, row.y, row.z, row.w};
+    norm_turn_insert<kRowWidth>(a.store, token, slot, thread, v, part);
+  });
+}
+
+// -- pooling of long groups --------------------------------------------------------------------------------
+
+constexpr int kPoolThreads = 256, kPoolLanes = 16, kPoolRows = kPoolThreads / kPoolLanes;
+constexpr int kPoolChannels = kPoolLanes * kChannels;  // of a block: a row's channels are split among blocks
+constexpr int kPoolUnroll = 8;
+
+struct PoolArguments {
+  States states;
+  const int64_t* slots;
+  float* pooled;  // [tokens, width]
+  int tokens, chunk, width, ratio, window;
+};
+
+__global__ void __launch_bounds__(kPoolThreads) pool_kernel(const __grid_constant__ PoolArguments a) {
+  __shared__ float merged[3][kPoolRows][kPoolChannels];
+  const int lane = threadIdx.x % kPoolLanes, group = threadIdx.x / kPoolLanes;
+  const int channel = blockIdx.y * kPoolChannels + lane * kChannels;
+  for_each_slot(a.slots, blockIdx.x * a.chunk, a.chunk, a.tokens, [&](int token, int64_t) {
+    const int64_t first = a.states.positions[token] - (a.window - 1);
+    const int request = a.states.request[token];
+    Pooled p = nothing_pooled();
+    for (int start = group; start < a.window; start += kPoolRows * kPoolUnroll) {
+      float4 kv[kPoolUnroll], score[kPoolUnroll];
+#pragma unroll
+      for (int i = 0; i < kPoolUnroll; ++i) {
+        const int r = start + i * kPoolRows;
+        // With overlap the group before has the first half of the columns, the group itself the second.
+        const int column = channel + (a.window > a.ratio && r >= a.ratio ? a.width : 0);
+        load_row(a.states, request, r < a.window ? first + r : -1, column, kv[i], score[i]);
+      }
+      pool<kPoolUnroll>(p, kv, score);
+    }
+    __syncthreads();  // whoever still reads the row before
+#pragma unroll
+    for (int i = 0; i < kChannels; ++i) {
+      merged[0][group][lane * kChannels + i] = p.most[i];
+      merged[1][group][lane * kChannels + i] = p.weight[i];
+      merged[2][group][lane * kChannels + i] = p.sum[i];
+    }
+    __syncthreads();
+    if (threadIdx.x < kPoolChannels) {
+      float most = -INFINITY, weight = 0, sum = 0;
+#pragma unroll
+      for (int g = 0; g < kPoolRows; ++g) most = fmaxf(most, merged[0][g][threadIdx.x]);
+#pragma unroll
+      for (int g = 0; g < kPoolRows; ++g) {
+        const float kept = weight_of(merged[0][g][threadIdx.x], most);
+        weight += merged[1][g][threadIdx.x] * kept;
+        sum += merged[2][g][threadIdx.x] * kept;
+      }
+      a.pooled[static_cast<int64_t>(token) * a.width + blockIdx.y * kPoolChannels + threadIdx.x] = sum / weight;
+    }
+  });
+}
+
+// -- arguments ---------------------------------------------------------------------------------------------
+
+// Rows from which a block looks at several, three in four of which have no slot.
+constexpr int kManyRows = 1024;
+
+int chunk_for(int64_t tokens) { return tokens < kManyRows ? 1 : 4; }
+
+States read_states(Reader& r, int64_t& tokens) {
+  int64_t blocks = kUnbound, rows = kUnbound, width = kUnbound, requests = kUnbound, listed = kUnbound;
+  const Operand& state = r.strided("state", {DType::f32}, {&blocks, &rows, &width});
+  r.require(state.stride[0] % kChannels == 0 || blocks < 2, "state", "has an unaligned page stride", "align pages to 16 bytes");
+  const Operand& table = r.strided("table", {DType::i32}, {&requests, &listed}, 4);
+  const auto* positions = r.in("positions", {DType::i64}, {&tokens}, 8).as<const int64_t>();
+  const auto* request = r.in("request", {DType::i32}, {&tokens}, 4).as<const int32_t>();
+  return {state.as<const float>(), state.stride[0], table.as<const int32_t>(), table.stride[0], positions, request,
+          static_cast<int>(rows), static_cast<int>(width)};
+}
+
+// Reads norm_weight, cos_sin, positions and slots (unless the op lists them before), then the cache.
+struct StoreOperands {
+  const Operand *norm_weight, *cos_sin, *cache;
+  int64_t width = kUnbound;
+};
+
+Store make_store(Reader& r, const StoreOperands& given, const int64_t* positions, int ratio, float eps, int64_t block_size,
+                 int64_t format) {
+  r.require(given.width == 512 || given.width == 128, "norm_weight", "has " + std::to_string(given.width) + " values", "rows are 512 or 128 wide");
+  const bool known = format == kPlain || (given.width == 512 ? format == kFp8DsMla : format == kIndexerFp8 || format == kIndexerFp4);
+  r.require(known, "format", "is " + std::to_string(format), "pass one that holds rows of this width");
+  r.require(ratio > 0, "ratio", "is " + std::to_string(ratio), "pass the tokens of a group");
+  const int64_t bytes[] = {2 * given.width, kStateBytes + kScaleBytes, 128 + 4, 64 + 4};
+  return {given.norm_weight->address, given.cos_sin->as<const float>(), positions,
+          pages(r, "cache", *given.cache, block_size, format, bytes[format]), eps, ratio, static_cast<int>(format),
+          given.norm_weight->dtype == DType::bf16};
+}
+
+template <class Arguments, class Wide, class Narrow>
+void launch_rows(const Call& call, const Arguments& a, int64_t width, Wide wide, Narrow narrow) {
+  const int row_threads = static_cast<int>(width) / kChannels;
+  const int blocks = ceil_div(a.tokens, static_cast<int64_t>(a.chunk) * (kThreads / row_threads));
+  if (width == 512) {
+    wide<<<blocks, kThreads, 0, call.stream>>>(a);
+  } else {
+    narrow<<<blocks, kThreads, 0, call.stream>>>(a);
+  }
+  check_launch(call.op);
+}
+
+}  // namespace
+
+void save_partial_states(const Call& call) {
+  Reader r(call);
+  int64_t tokens = kUnbound, width = kUnbound, ratio = kUnbound, blocks = kUnbound, rows = kUnbound;
+  SaveArguments a{};
+  a.kv_score = r.in("kv_score", {DType::f32}, {&tokens, &width}).as<const float4>();
+  a.ape = r.in("ape", {DType::f32}, {&ratio, width / 2}).as<const float4>();
+  a.positions = r.in("positions", {DType::i64}, {&tokens}, 8).as<const int64_t>();
+  a.slots = r.in("slots", {DType::i64}, {&tokens}, 8).as<const int64_t>();
+  const Operand& state = r.strided("state", {DType::f32}, {&blocks, &rows, &width});
+  r.require(width % (2 * kChannels) == 0, "kv_score", "has " + std::to_string(width) + " columns", "pass a multiple of 8");
+  r.require(state.stride[0] % kChannels == 0 || blocks < 2, "state", "has an unaligned page stride", "align pages to 16 bytes");
+  r.done();
+  if (tokens == 0) return;
+  a.state = state.as<float>();
+  a.block_stride = state.stride[0];
+  a.tokens = static_cast<int>(tokens);
+  a.width = static_cast<int>(width);
+  a.rows = static_cast<int>(rows);
+  a.ratio = static_cast<int>(ratio);
+  save_kernel<<<a.tokens, kSaveThreads, 0, r.stream()>>>(a);
+  check_launch(call.op);
+}
+
+void pool_states(const Call& call) {
+  Reader r(call);
+  int64_t tokens = kUnbound, width = kUnbound;
+  PoolArguments a{};
+  a.states = read_states(r, tokens);
+  a.slots = r.in("slots", {DType::i64}, {&tokens}, 8).as<const int64_t>();
+  a.pooled = r.out("pooled", {DType::f32}, {&tokens, &width}).as<float>();
+  a.ratio = static_cast<int>(r.integer());
+  const bool overlap = r.integer() != 0;
+  r.require(a.ratio > 0, "ratio", "is " + std::to_string(a.ratio), "pass the tokens of a group");
+  r.require(width % kPoolChannels == 0, "pooled", "has " + std::to_string(width) + " columns", "pass a multiple of 64");
+  r.require(a.states.width == width * (overlap ? 4 : 2), "state", "has another width than pooled", "pass kv and score of its columns");
+  r.done();
+  if (tokens == 0) return;
+  a.tokens = static_cast<int>(tokens);
+  a.width = static_cast<int>(width);
+  a.window = a.ratio * (overlap ? 2 : 1);
+  // Few rows have a slot, one in `ratio` of a prompt.
+  a.chunk = tokens < kManyRows ? 1 : 32;
+  const dim3 grid(ceil_div(tokens, a.chunk), a.width / kPoolChannels);
+  pool_kernel<<<grid, kPoolThreads, 0, r.stream()>>>(a);
+  check_launch(call.op);
+}
+
+void store_compressed(const Call& call) {
+  Reader r(call);
+  int64_t tokens = kUnbound, positions = kUnbound;
+  StoreOperands given{};
+  StoreArguments a{};
+  a.pooled = r.in("pooled", {DType::f32}, {&tokens, &given.width}).as<const float4>();
+  given.norm_weight = &r.in("norm_weight", {DType::f32, DType::bf16}, {&given.width});
+  given.cos_sin = &r.in("cos_sin", {DType::f32}, {&positions, kRope});
+  const auto* at = r.in("positions", {DType::i64}, {&tokens}, 8).as<const int64_t>();
+  a.slots = r.in("slots", {DType::i64}, {&tokens}, 8).as<const int64_t>();
+  given.cache = &r.cache("cache");
+  const int ratio = static_cast<int>(r.integer());
+  const float eps = r.real();
+  const int64_t block_size = r.integer(), format = r.integer();
+  a.store = make_store(r, given, at, ratio, eps, block_size, format);
+  r.done();
+  if (tokens == 0) return;
+  a.tokens = static_cast<int>(tokens);
+  a.chunk = tokens < kManyRows ? 1 : 32;
+  launch_rows(call, a, given.width, store_kernel<512>, store_kernel<128>);
+}
+
+void compress(const Call& call) {
+  Reader r(call);
+  int64_t tokens = kUnbound, positions = kUnbound;
+  StoreOperands given{};
+  CompressArguments a{};
+  a.states = read_states(r, tokens);
+  a.slots = r.in("slots", {DType::i64}, {&tokens}, 8).as<const int64_t>();
+  given.norm_weight = &r.in("norm_weight", {DType::f32, DType::bf16}, {&given.width});
+  given.cos_sin = &r.in("cos_sin", {DType::f32}, {&positions, kRope});
+  given.cache = &r.cache("cache");
+  const int ratio = static_cast<int>(r.integer());
+  const bool overlap = r.integer() != 0;
+  const float eps = r.real();
+  const int64_t block_size = r.integer(), format = r.integer();
+  r.require(ratio == 4 && overlap, "ratio", "is " + std::to_string(ratio), "pool_states and store_compressed take other groups");
+  r.require(a.states.width == 4 * given.width, "state", "has another width than norm_weight", "pass kv and score of both halves");
+  a.store = make_store(r, given, a.states.positions, ratio, eps, block_size, format);
+  r.done();
+  if (tokens == 0) return;
+  a.tokens = static_cast<int>(tokens);
+  a.chunk = chunk_for(tokens);
+  launch_rows(call, a, given.width, compress_kernel<512>, compress_kernel<128>);
+}
+
+}  // namespace dsv4
