@@ -98,13 +98,16 @@ class Fork:
         capture = lease.stream.capture
         return tuple(one for one in self._branches if one is not lease.stream and one.capture is capture)
 
-    def __call__(self, stream: Stream) -> Branch:
+    def __call__(self, stream: Any) -> Branch:
         """The branch on one of the fork's streams: work inside its ``with`` goes there."""
         if self._parent is None:
             raise ForkError("a branch is entered outside its fork", "use it inside `with ws.fork(...) as branch`")
-        # In a capture the branches are the streams' selves there, which the caller does not know.
-        if stream not in self._branches and all(one.key != stream.key for one in self._branches):
-            raise ForkError(f"{stream!r} is not one of the fork's streams", "name it in ws.fork(...)")
+        if stream not in self._branches:
+            # In a capture the branches are the streams' selves there, which the caller does not know.
+            asked = self._timeline.of(stream)
+            if all(one.key != asked.key for one in self._branches):
+                raise ForkError(f"{asked!r} is not one of the fork's streams", "name it in ws.fork(...)")
+            return Branch(self._timeline, asked.key)
         return Branch(self._timeline, stream.key)
 
     def __exit__(

@@ -28,11 +28,17 @@ _OPERATORS: dict[type, Callable[[int, int], int]] = {
 }
 
 
+LONGEST_DIM = 256
+"""Characters of an expression: Python's parser nests as deep as the text is long."""
+
+
 @lru_cache(maxsize=4096)
 def _parse(text: str) -> ast.expr:
+    if len(text) > LONGEST_DIM:
+        raise LayoutError(f"dim {text[:40]!r}... has {len(text)} characters", f"write {LONGEST_DIM} at most")
     try:
         return ast.parse(text, mode="eval").body
-    except SyntaxError as error:
+    except (SyntaxError, ValueError) as error:  # ValueError: a null character
         raise LayoutError(f"dim {text!r} is not an expression", "write names, integers and + - * // %") from error
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.workspace.scene import BYTES, SLAB, scene, write
-from workspace.errors import DriverError, ForkError
+from workspace.errors import DriverError, ForkError, StreamError
 from workspace.fork import Fork
 from workspace.holding import Holding
 from workspace.lease import Lease
@@ -226,3 +226,11 @@ def test_a_fork_to_nothing_and_to_one_stream_twice() -> None:
             device.launch("aux", reads=[lease.x])
     write(device, ws, "next", SLAB, 0)
     assert device.verdict() == "SAFE" and ws.snapshot().fences == 0
+
+
+@pytest.mark.parametrize("stream", [None, "aux", 1.5])
+def test_a_branch_on_no_stream_is_refused(stream: object) -> None:
+    _, ws = scene()
+    with ws.fork(ws.stream("aux")) as branch:
+        with pytest.raises(StreamError):
+            branch(stream)

@@ -249,3 +249,9 @@ def test_a_spec_does_not_change() -> None:
     one = spec(1, dtype=BYTE)
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         one.align = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("dim", ["+".join(["T"] * 20_000), "T\0"])
+def test_an_expression_the_parser_cannot_take_is_refused(dim: str) -> None:
+    with pytest.raises(LayoutError):
+        spec(dim, dtype=torch.uint8)
