@@ -43,13 +43,14 @@ from workspace.timeline import Timeline
 new_object = object.__new__
 
 
-def _finish(timeline: Timeline, strategy: WorkspaceProvider, persistent: Persistent) -> None:
-    """Give back what a dropped workspace held; the uses of its slabs cannot be awaited while a capture is open."""
+def _finish(timeline: Timeline, persistent: Persistent, strategy: WorkspaceProvider | None) -> None:
+    """Give back what a dropped workspace held; uses of its slabs cannot be awaited while a capture is open."""
     if timeline.captures:
-        timeline.deferred.append(partial(_finish, timeline, strategy, persistent))
+        timeline.deferred.append(partial(_finish, timeline, persistent, strategy))
         timeline.refresh()
-    else:
-        persistent.clear()
+        return
+    persistent.clear()
+    if strategy is not None:
         strategy.close()
 
 
@@ -109,12 +110,10 @@ class Workspace:
         self._root = root  # the workspace whose provider an owner shares
         self._reservation = Reservation() if root is None else root.reservation
         self._persistent = Persistent(self)
-        if root is None:
-            # Dropped without close(): uses may be unfinished, so the slabs go only once they are over. Where another
-            # workspace shares the provider, that one sees to it.
-            weakref.finalize(
-                self, timeline.later, partial(_finish, timeline, strategy, self._persistent)
-            ).atexit = False
+        # Dropped without close(): uses may be unfinished, so slabs and buffers go only once they are over. A provider
+        # that is the root's is the root's to close.
+        finish = partial(_finish, timeline, self._persistent, strategy if root is None else None)
+        weakref.finalize(self, timeline.later, finish).atexit = False
         self._locked = False
         self.closed = False
 

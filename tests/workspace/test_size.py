@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from workspace import Layout, spec
 from workspace.errors import CapacityError, CaptureError, LockError, OutOfMemory
 from workspace.reservation import Reservation
 from workspace.simulated import Device
+from workspace.single import Persistent
 
 BLOCKS = ["event_fenced", "per_stream"]
 
@@ -398,3 +400,24 @@ def test_a_stream_has_one_name_and_one_kind() -> None:
     assert ws.stream("nccl", communication=True) is ws.stream("nccl", communication=True)
     with pytest.raises(workspace.errors.StreamError, match="one value for each name"):
         ws.stream("nccl")
+
+
+@pytest.mark.parametrize("awaited", [True, False])
+@pytest.mark.parametrize("owner", [True, False])
+def test_a_dropped_workspace_awaits_what_uses_its_buffers(
+    monkeypatch: pytest.MonkeyPatch, owner: bool, awaited: bool
+) -> None:
+    """A persistent buffer still written on a side stream is no other allocation's before that is over."""
+    if not awaited:
+        monkeypatch.setattr(Persistent, "clear", lambda buffers: buffers._buffers.clear())
+    device, ws = scene()
+    user = ws.owner("draft") if owner else ws
+    kept = user.persistent("counter", (MIB,), torch.uint8)
+    device.launch("still writing", writes=[kept], stream=ws.stream("aux").key)
+    del ws, user, kept
+    gc.collect()
+    other = workspace.create("event_fenced", device=device)
+    other.acquire(BYTES, N=100).release()  # an acquire does what finalisers left behind
+    buffer = device.driver().alloc(MIB, 0)
+    device.launch("new owner", writes=[(buffer.address, MIB)])
+    assert device.verdict() == ("SAFE" if awaited else "UNSAFE")
