@@ -7,6 +7,7 @@ import gc
 import attrs
 import torch
 
+from workspace.config import WorkspaceConfig
 from workspace.create import create
 from workspace.driver import Driver
 from workspace.layout import ALIGNMENT, round_up
@@ -66,7 +67,8 @@ class Arena:
             self.placed[name] = Placed(name, tuple(tensor.shape), tensor.dtype, end, nbytes)
             end = round_up(end + nbytes + 2 * BAND, ALIGNMENT)
         device = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
-        self.driver: Driver = create("event_fenced", device=device).driver
+        # Not with the user's settings, which say nothing about an op.
+        self.driver: Driver = create(device=device, config=WorkspaceConfig()).driver
         self.buffer = self.driver.alloc(end, self.driver.current_stream())
         self.nbytes = end
         self.bytes = self._tensor(0, (end,), torch.uint8)

@@ -231,13 +231,9 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 
 def _elements(first: bytes, second: bytes, dtype: torch.dtype) -> tuple[int, int]:
     """Elements that hold the poison of both calls, and written ones that differ between them."""
-    size = dtype.itemsize
-    poisons = [bytes([poison(dtype, turn)]) * size for turn in range(2)]
-    unwritten = different = 0
-    for at in range(0, len(first), size):
-        one, two = first[at : at + size], second[at : at + size]
-        if [one, two] == poisons:
-            unwritten += 1
-        elif one != two:
-            different += 1
-    return unwritten, different
+    if not first:
+        return 0, 0
+    calls = [torch.frombuffer(bytearray(one), dtype=torch.uint8).view(-1, dtype.itemsize) for one in (first, second)]
+    unwritten = torch.stack([one.eq(poison(dtype, turn)).all(1) for turn, one in enumerate(calls)]).all(0)
+    different = calls[0].ne(calls[1]).any(1) & ~unwritten
+    return int(unwritten.sum()), int(different.sum())
