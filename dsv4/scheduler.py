@@ -190,7 +190,7 @@ class Scheduler:
         length = request.prompt_tokens + request.new_tokens
         if length > self.max_model_len:
             raise RequestError(
-                f"request {request.id} needs a context of {length} tokens, above max_model_len={self.max_model_len}",
+                f"a context of {length} tokens is needed, above max_model_len={self.max_model_len}",
                 "shorten the prompt, ask for fewer tokens, or raise max_model_len",
                 request=request.id,
             )

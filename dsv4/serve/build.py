@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from dsv4.config import ModelConfig, reduced
 from dsv4.configfile import resolve
 from dsv4.engine import Engine
 from dsv4.errors import RequestError, RunError
+from dsv4.model.parameters import parameters
 from dsv4.model.precision import Precision
 from dsv4.model.presets import MIXED
 from dsv4.model.random_weights import RandomTensors
@@ -28,6 +31,7 @@ from dsv4.model.runner import Runner
 from dsv4.model.weights import Assembly
 from dsv4.options import Options
 from dsv4.serve.budget import Caching, size_caches
+from dsv4.serve.errors import BudgetError
 from dsv4.serve.folder_tokenizer import tokenizer_of
 from dsv4.serve.model import RunnerModel
 from dsv4.serve.tokenizer import ByteTokenizer, Tokenizer
@@ -102,7 +106,7 @@ class Deployment:
     ranks
         This process among those that share the model.
     note
-        What the user should know about the tokenizer; may be empty.
+        What the user should know about the text; may be empty.
     workspace_bytes
         What the workspace holds, or, where it leaves placement to an allocator, what was declared.
     """
@@ -141,8 +145,9 @@ def deployed(options: ModelOptions) -> Iterator[Deployment]:
     try:
         tensors = _tensors(options, ranks)
         _check(options, tensors.config)
+        check_weights(tensors.config, PRECISIONS[options.precision].activations, options.drafts > 0, ranks)
         ranks.agree(tensors.config, **attrs.asdict(options, recurse=False))
-        tokenizer, note = tokenizer_of(options.checkpoint) if options.checkpoint else (ByteTokenizer(), "")
+        tokenizer, note = _tokenizer(options)
         with (
             workspace.create(
                 options.strategy,
@@ -191,8 +196,19 @@ def _parts(
 def _tensors(options: ModelOptions, ranks: parallel.Ranks) -> Tensors:
     if options.checkpoint:
         return Checkpoint(options.checkpoint, options.layers, options.experts, ranks.device)
+    return random_tensors(options)
+
+
+def random_tensors(options: ModelOptions) -> RandomTensors:
+    """Random weights of the options' model, by their seed."""
     whole = BUILT_IN.get(options.model) or resolve(options.model)
     return RandomTensors(reduced(whole, options.layers, options.experts), options.weights_seed)
+
+
+def _tokenizer(options: ModelOptions) -> tuple[Tokenizer, str]:
+    if options.checkpoint:
+        return tokenizer_of(options.checkpoint)
+    return ByteTokenizer(), f"{options.model!r} has random weights: its text means nothing"
 
 
 def _check(options: ModelOptions, config: ModelConfig) -> None:
@@ -208,6 +224,24 @@ def _check(options: ModelOptions, config: ModelConfig) -> None:
         )
     if options.drafts and not config.num_nextn_predict_layers:
         raise RequestError("the model has no MTP block to guess tokens with", "serve it without speculative decoding")
+
+
+def check_weights(config: ModelConfig, dtype: torch.dtype, draft: bool, ranks: parallel.Ranks) -> None:
+    """Raise `BudgetError` when a rank's weights are more than all memory of its device."""
+    shapes = parameters(config).items()
+    count = sum(prod(shape) for name, shape in shapes if draft or not name.startswith("mtp."))
+    nbytes = count * dtype.itemsize // ranks.size
+    if ranks.device.type == "cuda":
+        there = torch.cuda.get_device_properties(ranks.device).total_memory
+    else:
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if nbytes > there:
+        raise BudgetError(
+            f"the weights take {nbytes} bytes, and {ranks.device} has {there}",
+            "serve fewer layers or experts of the model, or share it among more ranks",
+            weights=nbytes,
+            memory=there,
+        )
 
 
 def _caches(

@@ -7,6 +7,7 @@ import enum
 import attrs
 
 from dsv4.model.context import Context
+from dsv4.serve.errors import StepError
 from dsv4.serve.sampling import Sampling
 
 
@@ -41,7 +42,7 @@ class Generation:
     context: Context
     prompt_tokens: int
     finish: Finish | None = None
-    error: Exception | None = None
+    error: StepError | None = None
     drafts: list[int] = attrs.field(factory=list)
 
     @property

@@ -41,13 +41,13 @@ class Sampling:
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
-    stop_tokens: frozenset[int] = attrs.field(default=frozenset(), converter=frozenset)
+    stop_tokens: frozenset[int] = frozenset()
 
     def __attrs_post_init__(self) -> None:
-        for name, holds, rule in RULES:
+        for name, (holds, rule, remedy) in RULES.items():
             value = getattr(self, name)
             if not holds(value):
-                raise RequestError(f"{name}={value!r}: {rule}", f"change {name}", **{name: value})
+                raise RequestError(f"{name}={value!r} is no {rule}", remedy, **{name: value})
 
 
 def _whole(value: object) -> bool:
@@ -58,13 +58,25 @@ def _number(value: object) -> bool:
     return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
 
 
-RULES: tuple[tuple[str, Callable[..., bool], str], ...] = (
-    ("max_new_tokens", lambda value: _whole(value) and value >= 1, "at least one token is generated"),
-    ("temperature", lambda value: _number(value) and value >= 0, "a temperature is a finite number of 0 or more"),
-    ("top_p", lambda value: _number(value) and 0 < value <= 1, "a share of probability is above 0, and at most 1"),
-    ("seed", _whole, "a seed is an integer"),
-    ("stop_tokens", lambda value: all(map(_whole, value)), "stop tokens are token ids"),
-)
+RULES: dict[str, tuple[Callable[..., bool], str, str]] = {
+    "max_new_tokens": (
+        lambda value: _whole(value) and value >= 1,
+        "integer of 1 or more",
+        "ask for one token at least",
+    ),
+    "temperature": (
+        lambda value: _number(value) and value >= 0,
+        "finite number of 0 or more",
+        "pass 0 for the likeliest token, 1 for the model's own probabilities",
+    ),
+    "top_p": (
+        lambda value: _number(value) and 0 < value <= 1,
+        "number above 0 and up to 1",
+        "pass 1 to draw from all tokens, 0.9 to leave out the least likely ones",
+    ),
+    "seed": (_whole, "integer", "pass an int"),
+    "stop_tokens": (lambda value: all(map(_whole, value)), "set of token ids", "pass integers"),
+}
 
 
 def choose(logits: torch.Tensor, sampling: Sampling, index: int) -> int:

@@ -80,8 +80,12 @@ class Server:
                     token=token,
                 )
         request = Request(next(self._ids), len(prompt), sampling.max_new_tokens)
-        self.model.check_fits(len(prompt) + sampling.max_new_tokens)
         self._scheduler.add(request)
+        try:
+            self.model.check_fits(len(prompt) + sampling.max_new_tokens)
+        except RequestError:
+            self._scheduler.cancel(request.id)
+            raise
         generation = self._live[request.id] = Generation(request.id, sampling, context, len(prompt))
         return generation
 
@@ -174,7 +178,7 @@ class Server:
         if finish:
             self._end(generation, finish)
 
-    def _end(self, generation: Generation, finish: Finish, error: Exception | None = None) -> None:
+    def _end(self, generation: Generation, finish: Finish, error: StepError | None = None) -> None:
         if generation.id in self._scheduler:
             self._scheduler.cancel(generation.id)
         generation.context.free()

@@ -6,6 +6,8 @@ import codecs
 from collections.abc import Sequence
 from typing import Protocol
 
+from dsv4.errors import RequestError
+
 
 class Text(Protocol):
     """Text that grows with its tokens. A piece never ends within a character, and none is taken back."""
@@ -25,6 +27,14 @@ class Tokenizer(Protocol):
 
     def text(self) -> Text:
         """A new text, empty."""
+
+
+def single(tokenizer: Tokenizer, text: str) -> int:
+    """The token that a text is. Raises `RequestError` when it is none, or several."""
+    tokens = tokenizer.encode(text)
+    if len(tokens) != 1:
+        raise RequestError(f"the stop text {text!r} is {len(tokens)} tokens", "stop at a text of one token")
+    return tokens[0]
 
 
 SPECIAL = 2

@@ -116,7 +116,7 @@ def test_cancelled_requests_leave_the_others_alone() -> None:
         (Request(1, 0, 1), "prompt_tokens=0 is not a positive integer"),
         (Request(1, 1, -3), "new_tokens=-3"),
         (Request(1, 2.5, 1), "prompt_tokens=2.5"),  # type: ignore[arg-type]
-        (Request(1, 90, 11), "context of 101 tokens, above max_model_len=100"),
+        (Request(1, 90, 11), "context of 101 tokens is needed, above max_model_len=100"),
         (Request(0, 1, 1), "request 0 is queued already"),
     ],
 )

@@ -171,7 +171,7 @@ def test_an_interrupt_leaves_no_block() -> None:
         ([1] * 301, {}, 2000, "above the 300"),
         ([1] * 290, {"max_new_tokens": 11}, 2000, "max_model_len=300"),
         ([1] * 250, {"max_new_tokens": 40}, 256, "289 tokens needs 2 blocks of cache group 'compressed', which has 1"),
-        ([1], {"stop_tokens": {VOCABULARY}}, 2000, "stop token 50"),
+        ([1], {"stop_tokens": frozenset((VOCABULARY,))}, 2000, "stop token 50"),
     ],
     ids=lambda value: str(value)[:20],
 )

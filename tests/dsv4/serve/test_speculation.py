@@ -88,7 +88,7 @@ def plain() -> tuple[list[int], torch.Tensor]:
     return tokens, logits
 
 
-@pytest.mark.parametrize(("drafts", "right"), [(1, 0.0), (3, 0.0), (3, 0.6), (8, 0.6), (3, 1.0)])
+@pytest.mark.parametrize(("drafts", "right"), [(1, 0.5), (3, 0.0), (8, 0.6), (3, 1.0)])
 def test_tokens_and_logits_are_those_of_plain_decoding(
     drafts: int, right: float, plain: tuple[list[int], torch.Tensor]
 ) -> None:

@@ -18,7 +18,7 @@ def pieces(tokenizer: Tokenizer, tokens: list[int], size: int = 1) -> list[str]:
     return [*(text.add(tokens[i : i + size]) for i in range(0, len(tokens), size)), text.end()]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(some.text(), some.integers(1, 5))
 def test_a_text_comes_back_in_whole_characters(text: str, size: int) -> None:
     """Fed one or more bytes at a time: each piece is a part of the text itself, in order."""
