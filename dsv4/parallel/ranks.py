@@ -65,17 +65,6 @@ class Ranks:
                 problems=problems,
             )
 
-    def alone(self, what: str) -> None:
-        """Refuse what ranks cannot do in step.
-
-        Raises
-        ------
-        ParallelError
-            There are other ranks; `what` begins the message.
-        """
-        if self.size > 1:
-            raise ParallelError(f"{what}, cannot be shared by {self.size} ranks", "start one process, without torchrun")
-
     def close(self) -> None:
         """Leave the group; for a process on its own nothing."""
         if self.size > 1:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from dsv4.checkpoint import save
+from dsv4.cli import main
 from dsv4.model.random_weights import RandomTensors
 from dsv4.serve.build import BUILT_IN, SMALL, ModelOptions, deployed
 from dsv4.serve.sampling import Sampling
@@ -47,6 +49,15 @@ def test_both_formats_give_the_same_tokens(drafts: int, folders: dict[str, Path]
     assert all(len(tokens) == 12 for tokens in wanted)
     for format in FORMATS:
         assert generated(ModelOptions(checkpoint=folders[format], drafts=drafts)) == wanted
+
+
+def test_the_command_prints_the_same_text(folders: dict[str, Path]) -> None:
+    """``dsv4 generate --checkpoint``."""
+    command = ["generate", "--prompt", "The page", "--max-new-tokens", "8", "--seed", "1", "--temperature", "1"]
+    done = [CliRunner().invoke(main, [*command, "--checkpoint", str(folder)]) for folder in folders.values()]
+    assert [one.exit_code for one in done] == [0, 0, 0]
+    first, second, other = (one.stdout_bytes for one in done)
+    assert first == second != other
 
 
 def test_other_weights_give_other_tokens(folders: dict[str, Path]) -> None:

@@ -21,12 +21,6 @@ def test_a_process_on_its_own_joins_nothing(environment: dict[str, str]) -> None
     assert not torch.distributed.is_initialized()
 
 
-def test_what_depends_on_the_clock_is_for_one_rank() -> None:
-    Ranks(0, 1, torch.device("cpu")).alone("a trace")
-    with pytest.raises(ParallelError, match="a trace by the clock, cannot be shared by 2 ranks"):
-        Ranks(1, 2, torch.device("cpu")).alone("a trace by the clock")
-
-
 def test_an_incomplete_environment_names_what_is_missing() -> None:
     with pytest.raises(ParallelError, match="RANK, MASTER_PORT are not set") as refused:
         group("cpu", {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"})
