@@ -2,6 +2,7 @@
 # make test    the whole test suite
 # make lint    ruff, mypy and the import contracts
 # make bench   the speed and memory targets, written to benchmarks/results/
+# make proof   real numbers under 50 schedules a cell; goes on where an earlier run stopped, an hour at most
 #
 # The first use makes .venv and installs into it. With `PYTHON=python3 NO_INSTALL=1` the given interpreter is used as it
 # is: no virtual environment, no network.
@@ -11,6 +12,7 @@ VENV ?= .venv
 # Installed first where there is no torch: left to the version range alone, pip would fetch the newest CUDA build.
 TORCH ?= torch==2.13.0
 SWEEP_ARGS ?=
+PROOF_ARGS ?=
 PYTEST_ARGS ?= -n 2
 SOURCES = $(wildcard workspace dsv4 benchmarks examples tests)
 
@@ -24,10 +26,10 @@ READY = $(VENV)/.ready
 LINT_READY = $(VENV)/.lint-ready
 endif
 
-.PHONY: sweep test lint bench clean
+.PHONY: sweep test lint bench proof clean
 
 sweep: $(READY)
-	$(RUN) -m workspace.cli sweep $(SWEEP_ARGS)
+	$(RUN) -m workspace.cli sweep --execute $(SWEEP_ARGS)
 
 test: $(READY)
 	$(RUN) -m pytest $(PYTEST_ARGS)
@@ -39,6 +41,9 @@ lint: $(LINT_READY)
 
 bench: $(READY)
 	$(RUN) -m benchmarks
+
+proof: $(READY)
+	$(RUN) -m benchmarks.proof $(PROOF_ARGS)
 
 clean:
 	rm -rf $(VENV) build workspace.egg-info sweep-results

@@ -64,6 +64,12 @@ class DSV4:
         source = f"generated trace, seed {seed}" if trace is None else trace.name
         return Session(Shard(resolve(model), **self._shard), self.engine, self._options, model, requests, source)
 
+    def execution(self, seed: int) -> Any:
+        """The small model that computes real numbers; see `dsv4.model.execution`."""
+        from dsv4.model.execution import Execution  # which takes longer to import than a replay to start
+
+        return Execution(seed=seed)
+
 
 class Session:
     """One model and the steps a scheduler makes of one trace."""

@@ -16,6 +16,9 @@ from workspace.errors import ConfigError, WorkspaceError
 from workspace.sweep.table import FULL_WIDTH
 from workspace.sweep.workload import MODES
 
+SCHEDULES = 2
+"""Schedules of a cell with ``--execute``: what keeps a whole sweep within two minutes."""
+
 AUX = {"on": (True,), "off": (False,), "both": (True, False)}
 
 
@@ -105,6 +108,16 @@ def strategies() -> None:
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--jobs", type=click.IntRange(min=1), default=2, show_default=True, help="Worker processes.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("sweep-results"), show_default=True)
+@click.option(
+    "--execute",
+    "schedules",
+    is_flag=False,
+    flag_value=SCHEDULES,
+    default=0,
+    type=click.IntRange(min=0),
+    metavar="[N]",
+    help=f"Compute real numbers, too, under N seeded schedules a cell; {SCHEDULES} if N is left out.",
+)
 @click.option("--allow-refused", is_flag=True, help="A refused cell is no failure.")
 @click.pass_context
 def sweep(context: click.Context, /, **options: Any) -> None:

@@ -65,7 +65,10 @@ class Buffer:
         """Copy metadata to its place, on the current stream."""
         arrays = Arrays()
         found = self.place(host, arrays)
-        self._memory[: arrays.nbytes].copy_(torch.from_numpy(arrays.packed()))
+        packed = torch.from_numpy(arrays.packed())
+        staged = packed.pin_memory() if self._memory.is_cuda else packed
+        # From pinned memory the host need not wait, and torch reuses it only when the copy is over.
+        self._memory[: arrays.nbytes].copy_(staged, non_blocking=True)
         return found
 
     def _view(self, offset: int, shape: tuple[int, ...], kind: torch.dtype) -> torch.Tensor:

@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 from workspace import registry
 from workspace.cli import main
 from workspace.config import FIELDS
+from workspace.sweep.result import Numbers
 
 STANDIN = ["--workload", "tests.sweep.standin:ThreeLeases", "--jobs", "1", "--steps", "2"]
 
@@ -56,6 +57,7 @@ def test_strategies_are_listed_with_a_line_each() -> None:
         (["sweep", *STANDIN, "--workload", "dsv5"], "there is no workload 'dsv5'", "dsv4"),
         (["sweep", *STANDIN, "--workload", "tests.sweep.standin:None"], "is no workload", "MODULE:CLASS"),
         (["sweep", *STANDIN, "--model", "large"], "there is no model 'large'", "choose 'small'"),
+        (["sweep", *STANDIN, "--execute", "--workload", "tests.sweep.standin:Replayed"], "no numbers", "--execute"),
         (["sweep", *STANDIN, "--driver", "cuda"], "does not run on the 'cuda' driver", "--driver simulated"),
     ],
 )
@@ -65,6 +67,28 @@ def test_typed_errors_print_problem_and_remedy(arguments: list[str], problem: st
     assert done.exit_code == 2 and isinstance(done.exception, SystemExit)
     error, advice = done.stderr.split("Remedy:")
     assert problem in error and remedy in advice and "Traceback" not in done.output
+
+
+def test_sweep_executes_under_as_many_schedules_as_asked() -> None:
+    """Bits beside bytes in table and JSON; two schedules when no number is given; none unless asked for."""
+    for given, schedules in ((["--execute", "3"], 3), (["--execute"], 2), ([], 0)):
+        strategies = "--strategy", "caching", "--strategy", "unfenced"
+        done = run("sweep", *given, *strategies, *STANDIN, "--mode", "eager", "--out", "results")
+        assert done.exit_code == 0, done.output
+        report = json.loads(Path("results/sweep.json").read_text())
+        assert report["replay"]["schedules"] == schedules
+        assert ("sums of leases" in done.stdout) == (report["computed"] != "") == bool(schedules)
+        for entry in report["cells"]:
+            assert (entry["numbers"] or {"schedules": 0})["schedules"] == schedules
+            if schedules and entry["cell"]["strategy"] == "caching":
+                assert entry["numbers"]["equal"] == schedules and f"{schedules}/{schedules}" in done.stdout
+
+
+def test_other_numbers_under_a_safe_strategy_fail_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exit code is 1, and the message says in how many runs."""
+    monkeypatch.setattr("workspace.sweep.cell.execute", lambda *_: Numbers(2, 1, 0))
+    done = run("sweep", "--execute", "--strategy", "caching", *STANDIN, "--mode", "eager", "--out", "results")
+    assert done.exit_code == 1 and "1 of 2 runs have the bits of caching" in done.stdout
 
 
 def test_sweep_writes_table_report_and_pictures() -> None:

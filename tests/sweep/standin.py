@@ -32,6 +32,10 @@ class ThreeLeases:
             raise ConfigError(f"there is no model {model!r}", "choose 'small'")
         return ThreeLeasesSession(seed)
 
+    def execution(self, seed: int) -> Sums:
+        """Real numbers."""
+        return Sums()
+
 
 class ThreeLeasesSession:
     """Eight steps of 16 to 128 tokens."""
@@ -92,3 +96,71 @@ class ThreeLeasesRunner:
 
     def close(self) -> None:
         """Nothing outlives a step."""
+
+
+class Sums:
+    """Each micro-batch adds up what it wrote into a lease, several times over."""
+
+    description = "sums of leases"
+
+    def prepare(self, ws: Any, mode: str, aux_streams: bool, micro_batches: int) -> SumsProgram:
+        """Any mode computes the same."""
+        return SumsProgram(ws, micro_batches)
+
+
+class SumsProgram:
+    """The sums on one workspace."""
+
+    def __init__(self, ws: Any, micro_batches: int) -> None:
+        self.ws = ws
+        self.streams = [ws.stream(f"micro_batch{part}") for part in range(micro_batches)]
+
+    def run(self) -> list[torch.Tensor]:
+        """Sums of numbers that tell micro-batches and turns apart."""
+        found = []
+        for turn in range(4):
+            with self.ws.fork(*self.streams) as branch:
+                for part, stream in enumerate(self.streams):
+                    with self.ws.slot(micro_batch=part), branch(stream), self.ws.lease(OUTPUT, T=8) as scratch:
+                        found.append(self.sums(scratch.out, 2 * turn + part))
+        self.ws.synchronize()
+        return found
+
+    def sums(self, out: Any, value: int) -> torch.Tensor:
+        """Of a tensor filled with a value."""
+        out.fill_(value)
+        return torch.sum(out, 1)
+
+    def close(self) -> None:
+        """Nothing outlives a run."""
+
+
+class Replayed(ThreeLeases):
+    """A workload that cannot compute."""
+
+    execution = None  # type: ignore[assignment]
+
+
+class Failing(ThreeLeases):
+    """A workload whose operators fail on what an unsafe strategy gives them."""
+
+    def execution(self, seed: int) -> Sums:
+        """Sums that read behind the end of a table."""
+        return FailingSums()
+
+
+class FailingSums(Sums):
+    """See `Failing`."""
+
+    def prepare(self, ws: Any, mode: str, aux_streams: bool, micro_batches: int) -> SumsProgram:
+        """Fails under the strategy `unfenced` only."""
+        made = FailingProgram if ws.strategy == "unfenced" else SumsProgram
+        return made(ws, micro_batches)
+
+
+class FailingProgram(SumsProgram):
+    """See `Failing`."""
+
+    def sums(self, out: Any, value: int) -> torch.Tensor:
+        """An index out of range, as a corrupted one would be."""
+        return torch.index_select(super().sums(out, value), 0, torch.full((1,), 99))

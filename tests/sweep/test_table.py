@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from io import StringIO
 
+import attrs
 import pytest
 from rich.console import Console
 
 from workspace.sweep.plan import Cell
-from workspace.sweep.result import Bytes, Judgement, Refused, Result
+from workspace.sweep.result import Bytes, Judgement, Numbers, Refused, Result
 from workspace.sweep.table import FULL_WIDTH, print_results
 
 CALLS = {"record": 5270, "wait": 6520, "alloc": 28_200, "graph_launch": 10}
@@ -48,6 +49,19 @@ def test_no_figure_is_cut(width: int) -> None:
     lines = printed(width)
     assert not any("…" in line for line in lines) and all(len(line) <= width for line in lines)
     assert any(line.split()[:2] == ["overflow", "x2"] and "80,000" in line and "SAFE" in line for line in lines)
+
+
+@pytest.mark.parametrize("width", [80, 100, FULL_WIDTH])
+def test_real_numbers_have_a_column(width: int) -> None:
+    """How many schedules gave the bits of `caching`; it fits the narrowest table, too."""
+    computed = [attrs.evolve(one, numbers=Numbers(20, 20 * (one.cell.strategy == "caching"), 0)) for one in RESULTS[:2]]
+    console = Console(file=StringIO(), width=width)
+    print_results(console, [*computed, RESULTS[2]], {"caching": True, "unfenced": False})
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert not any("…" in line for line in lines) and all(len(line) <= width for line in lines)
+    bits = [next(line for line in lines if name in line and "SAFE" in line).split() for name in ("caching", "unfenced")]
+    assert "20/20" in bits[0] and "0/20" in bits[1] and any("bit for bit" in line for line in lines)
+    assert not any("bit for bit" in line for line in printed(width))
 
 
 def test_refusal_is_named() -> None:

@@ -1,4 +1,4 @@
-"""Measure one cell: a judged replay for bytes, fences, calls and races, then a timed one for the host cost.
+"""Measure one cell: a timed replay for the host cost, a judged one for bytes, fences, calls and races, real numbers.
 
 The host cost of a step is the thread's CPU time of ``Runner.run(step)``: the model's Python, the framework
 (acquire, release, forks, fences, graphs), the simulated device's stand-ins for launch, record and wait, and a
@@ -17,13 +17,13 @@ from typing import Any
 import attrs
 import torch
 
-import workspace
-from workspace.config import load_config
 from workspace.errors import WorkspaceError
 from workspace.sweep.devices import JudgedDevice, Sampler, TimedDevice
+from workspace.sweep.execute import execute
 from workspace.sweep.plan import Cell, Replay
 from workspace.sweep.result import Bytes, Judgement, Refused, Result, Sample
 from workspace.sweep.session import open_session
+from workspace.sweep.setup import workspace_of
 
 REPEATS = 2
 DETAIL = 120
@@ -44,7 +44,10 @@ def measure(replay: Replay, cell: Cell, allow_unsafe: bool, sampled: bool) -> Re
     """
     try:
         with torch.no_grad():
-            return _measure(replay, cell, allow_unsafe, sampled)
+            result = _measure(replay, cell, allow_unsafe, sampled)
+            if replay.schedules:
+                result = attrs.evolve(result, numbers=execute(replay, cell, allow_unsafe))
+            return result
     except WorkspaceError as error:
         return Refused(cell, error.problem, error.remedy)
     except Exception as error:
@@ -57,7 +60,7 @@ def _measure(replay: Replay, cell: Cell, allow_unsafe: bool, sampled: bool) -> R
     steps = list(session.steps(replay.steps))
     host_us = _timed(session, replay, cell, allow_unsafe, steps)
     device = JudgedDevice(replay.seed)
-    ws = _workspace(cell, device, allow_unsafe, True)
+    ws = workspace_of(cell, device, allow_unsafe, statistics=True)
     runner = session.prepare(ws, cell.mode, cell.aux_streams, cell.micro_batches)
     calls, before = Counter(device.counters), _counters(ws)
     device.statistics.reset_peaks()
@@ -100,7 +103,8 @@ def _measure(replay: Replay, cell: Cell, allow_unsafe: bool, sampled: bool) -> R
 
 def _timed(session: Any, replay: Replay, cell: Cell, allow_unsafe: bool, steps: list[Any]) -> float:
     """Mean over the steps of the least host time of `REPEATS` replays, in us."""
-    ws = _workspace(cell, TimedDevice(memory="virtual", seed=replay.seed, log=False), allow_unsafe, False)
+    device = TimedDevice(memory="virtual", seed=replay.seed, log=False)
+    ws = workspace_of(cell, device, allow_unsafe, statistics=False)
     runner = session.prepare(ws, cell.mode, cell.aux_streams, cell.micro_batches)
     least = [float("inf")] * len(steps)
     gc.collect()
@@ -116,17 +120,6 @@ def _timed(session: Any, replay: Replay, cell: Cell, allow_unsafe: bool, steps: 
     runner.close()
     ws.close()
     return sum(least) / len(least)
-
-
-def _workspace(cell: Cell, device: Any, allow_unsafe: bool, statistics: bool) -> Any:
-    config = attrs.evolve(
-        load_config().config,
-        strategy=cell.strategy,
-        allow_unsafe=allow_unsafe,
-        micro_batches=cell.micro_batches,
-        statistics=statistics,
-    )
-    return workspace.create(device=device, config=config)
 
 
 def _counters(ws: Any) -> Counter[str]:

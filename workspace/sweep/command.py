@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from workspace import registry
+from workspace.sweep.execute import open_execution
 from workspace.sweep.pictures import draw_bytes, draw_comparison
 from workspace.sweep.plan import Cell, Replay, cells
 from workspace.sweep.report import report, write_json
@@ -40,14 +41,17 @@ def run(
     Returns
     -------
     int
-        The exit code: 1 when a strategy that claims to be safe was not judged ``SAFE`` in some cell, or a cell was
-        refused that may not be, else 0.
+        The exit code: 1 when a strategy that claims to be safe was not judged ``SAFE`` in some cell or computed other
+        bits than `caching`, or a cell was refused that may not be, else 0.
     """
     entries = registry.strategies()
     safe = {name: registry.strategy(name).safe for name in names or entries}
     session = open_session(replay)
     todo = cells(safe, modes or MODES, micro_batches, aux_streams)
     console.print(session.description)
+    computed = open_execution(replay).description if replay.schedules else ""
+    if computed:
+        console.print(f"real numbers: {computed}; {replay.schedules} schedules a cell")
 
     pictured = todo[0].setting
     finished = _run_with_progress(console, replay, todo, safe, pictured, jobs)
@@ -56,7 +60,7 @@ def run(
     print_results(console, results, safe)
 
     out.mkdir(parents=True, exist_ok=True)
-    write_json(report(replay, session.description, results), out / "sweep.json")
+    write_json(report(replay, session.description, computed, results), out / "sweep.json")
     written = ["sweep.json"]
     if any(result.envelope for result in measured):
         mode, parts, aux = pictured
@@ -94,12 +98,12 @@ def _verdict(
     console: Console, results: Sequence[Result | Refused], safe: Mapping[str, bool], allow_refused: bool
 ) -> int:
     broken = [
-        result
-        for result in results
-        if isinstance(result, Result) and safe[result.cell.strategy] and result.judgement.verdict != "SAFE"
+        result for result in results if isinstance(result, Result) and safe[result.cell.strategy] and not result.sound
     ]
     for result in broken:
-        console.print(f"{result.cell}: {result.judgement.verdict}: {result.judgement.first}", style="red")
+        judged, numbers = result.judgement, result.numbers
+        bits = f"; {numbers.equal} of {numbers.schedules} runs have the bits of caching" if numbers else ""
+        console.print(f"{result.cell}: {judged.verdict}: {judged.first}{bits}", style="red")
     refused = 0 if allow_refused else sum(isinstance(result, Refused) for result in results)
     if refused:
         console.print(f"{refused} of {len(results)} cells were refused; --allow-refused lets them be", style="red")

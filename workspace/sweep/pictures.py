@@ -83,9 +83,7 @@ def _others(sample: Sample, owners: dict[str, str]) -> int:
     return sample.allocated - sum(count for owner, count in sample.owners.items() if owner in owners)
 
 
-def _stack(
-    axes: Any, samples: Sequence[Sample], positions: Sequence[int], owners: dict[str, str], step: str
-) -> None:
+def _stack(axes: Any, samples: Sequence[Sample], positions: Sequence[int], owners: dict[str, str], step: str) -> None:
     layers = []
     for owner in owners:
         named = [sample.owners.get(owner, 0) / MIB for sample in samples]
@@ -102,9 +100,7 @@ def draw_comparison(results: Sequence[Result], title: str, path: Path) -> None:
     rows = list(dict.fromkeys((parts, aux) for _, parts, aux in settings))
     modes = list(dict.fromkeys(mode for mode, _, _ in settings))
     names = list(dict.fromkeys(result.cell.strategy for result in results))
-    looks = {
-        name: (PALETTE[index % len(PALETTE)], SHAPES[index % len(SHAPES)]) for index, name in enumerate(names)
-    }
+    looks = {name: (PALETTE[index % len(PALETTE)], SHAPES[index % len(SHAPES)]) for index, name in enumerate(names)}
     with pyplot.rc_context(STYLE):
         figure, axes = pyplot.subplots(
             len(rows), len(modes), figsize=(1.2 + 2.6 * len(modes), 1.7 + 2.5 * len(rows)), sharex=True,

@@ -27,6 +27,8 @@ class Replay:
         Steps of each cell, or None for the session's default.
     seed
         Of the generated trace and of the simulated device.
+    schedules
+        Schedules under which each cell also computes real numbers; 0: none.
     """
 
     workload: str
@@ -35,6 +37,7 @@ class Replay:
     driver: str
     steps: int | None
     seed: int
+    schedules: int = 0
 
 
 @attrs.frozen

@@ -43,8 +43,14 @@ def provenance() -> dict[str, Any]:
     }
 
 
-def report(replay: Replay, description: str, results: Sequence[Result | Refused]) -> dict[str, Any]:
-    """Everything a sweep measured, as plain JSON values."""
+def report(replay: Replay, description: str, computed: str, results: Sequence[Result | Refused]) -> dict[str, Any]:
+    """Everything a sweep measured, as plain JSON values.
+
+    Parameters
+    ----------
+    description, computed
+        Of the session, and of the configuration that computed real numbers (empty if none did).
+    """
     ratios = host_ratios([result for result in results if isinstance(result, Result)])
     cells = []
     for result in results:
@@ -57,6 +63,7 @@ def report(replay: Replay, description: str, results: Sequence[Result | Refused]
         "made": provenance(),
         "replay": attrs.asdict(replay),
         "session": description,
+        "computed": computed,
         "config": _settings(),
         "cells": cells,
     }

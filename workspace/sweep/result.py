@@ -55,6 +55,25 @@ class Judgement:
 
 
 @attrs.frozen
+class Numbers:
+    """What the workload's small configuration computed in one cell.
+
+    Attributes
+    ----------
+    schedules
+        Seeded schedules it ran under.
+    equal
+        How often every result had the bits of `caching` in the same setting.
+    failed
+        How often an operator failed on what it was given.
+    """
+
+    schedules: int
+    equal: int
+    failed: int
+
+
+@attrs.frozen
 class Bytes:
     """Most bytes on loan, and held from the device, at any time of the replay; each owner's own peak."""
 
@@ -82,6 +101,8 @@ class Result:
         For each step the moment with most bytes on loan; empty unless asked for.
     detail
         Consecutive moments of the step with most tokens; empty unless asked for.
+    numbers
+        None unless asked for.
     """
 
     cell: Cell
@@ -94,6 +115,13 @@ class Result:
     judgement: Judgement
     envelope: tuple[Sample, ...] = ()
     detail: tuple[Sample, ...] = ()
+    numbers: Numbers | None = None
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing speaks against the strategy: it is judged ``SAFE``, and has the numbers of `caching`."""
+        numbers = self.numbers
+        return self.judgement.verdict == "SAFE" and (numbers is None or numbers.equal == numbers.schedules)
 
 
 @attrs.frozen
@@ -109,7 +137,5 @@ def host_ratios(results: list[Result], reference: str = "caching") -> dict[Cell,
     """Host time of each cell over that of the reference strategy in the same setting, where that was run."""
     base = {result.cell.setting: result.host_us for result in results if result.cell.strategy == reference}
     return {
-        result.cell: result.host_us / base[result.cell.setting]
-        for result in results
-        if result.cell.setting in base
+        result.cell: result.host_us / base[result.cell.setting] for result in results if result.cell.setting in base
     }

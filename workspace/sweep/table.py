@@ -14,7 +14,7 @@ from workspace.sweep.result import Refused, Result, host_ratios
 
 COLOURS = {"SAFE": "green", "UNSAFE": "bold red", "UNKNOWN": "yellow"}
 MIB = 1 << 20
-FULL_WIDTH = 135
+FULL_WIDTH = 142
 """Columns of a terminal from which on every figure is shown; the JSON has all of them in any case."""
 
 
@@ -63,6 +63,9 @@ ABOUT = (
 )
 
 
+ABOUT_BITS = "bits: schedules under which real numbers are those of caching, bit for bit, of all that were tried."
+
+
 def print_results(console: Console, results: Sequence[Result | Refused], safe: Mapping[str, bool]) -> None:
     """A row for each cell, in sections of cells to be compared with each other."""
     wide = console.width >= FULL_WIDTH
@@ -73,6 +76,9 @@ def print_results(console: Console, results: Sequence[Result | Refused], safe: M
     for heading in (*(figure.heading for figure in figures), "ratio"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
+    executed = any(isinstance(result, Result) and result.numbers for result in results)
+    if executed:
+        table.add_column("bits", justify="right", no_wrap=True)
     if wide:
         table.add_column("races / accesses", justify="right", no_wrap=True)
     ratios = host_ratios([result for result in results if isinstance(result, Result)])
@@ -91,11 +97,19 @@ def print_results(console: Console, results: Sequence[Result | Refused], safe: M
         judged = result.judgement
         races = [f"{judged.races:,} / {judged.accesses:,}"] if wide else []
         values = [figure.value(result) for figure in figures]
-        table.add_row(*front, *values, ratio, Text(judged.verdict, COLOURS[judged.verdict]), *races)
+        bits = [_bits(result)] if executed else []
+        table.add_row(*front, *values, ratio, Text(judged.verdict, COLOURS[judged.verdict]), *bits, *races)
     console.print(table)
-    console.print(ABOUT, style="dim")
+    console.print(f"{ABOUT} {ABOUT_BITS}" if executed else ABOUT, style="dim")
     for problem in dict.fromkeys(result.problem for result in results if isinstance(result, Refused)):
         console.print(f"refused: {problem}", markup=False, highlight=False)
+
+
+def _bits(result: Result) -> Text:
+    numbers = result.numbers
+    if numbers is None:
+        return Text("")
+    return Text(f"{numbers.equal}/{numbers.schedules}", "green" if numbers.equal == numbers.schedules else "bold red")
 
 
 def _setting(setting: tuple[str, int, bool]) -> str:

@@ -5,7 +5,7 @@ The entry point names a class without constructor arguments; each worker process
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -72,8 +72,35 @@ class Session(Protocol):
         """
 
 
+class Program(Protocol):
+    """A small configuration made ready on one workspace, to be run under many schedules."""
+
+    def run(self) -> Sequence[Any]:
+        """Compute everything anew, from the same start each time; tensors of the workspace's device, at least 1-D."""
+
+    def close(self) -> None:
+        """Release what the program holds. The workspace stays open."""
+
+
+class Execution(Protocol):
+    """A small configuration that computes real numbers, alike in every process."""
+
+    @property
+    def description(self) -> str:
+        """Model and script in a line."""
+
+    def prepare(self, ws: Any, mode: str, aux_streams: bool, micro_batches: int) -> Program:
+        """Make it ready on a workspace of a simulated device that defers torch's operators, and has been entered.
+
+        Parameters are those of `Session.prepare`.
+        """
+
+
 class Workload(Protocol):
-    """A family of models that can be replayed."""
+    """A family of models that can be replayed.
+
+    One that can compute as well has a method ``execution(seed) -> Execution``, for ``sweep --execute``.
+    """
 
     name: str
     models: tuple[str, ...]
