@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from workspace import argument
 from workspace.block import Block, Uses, first_three
 from workspace.errors import CaptureError, LateUse, LeaseError, LeaseReleased
 from workspace.holding import Held, Pinnable
@@ -259,6 +260,7 @@ class Lease(Pinnable):
     def until(self, work: Any) -> None:
         """Release only after ``work.wait()`` on the acquiring stream (an asynchronous collective's handle)."""
         self._check("until()")
+        argument.work(work)
         self._fill()
         self._works = [*(self._works or ()), work]
 

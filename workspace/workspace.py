@@ -163,7 +163,11 @@ class Workspace:
                 Autograd records and ``allow_grad`` is off.
             """
             # The layers of a step lease a layout at the same dims, one after the other.
-            request = layout.latest
+            try:
+                request = layout.latest
+            except AttributeError:
+                argument.layout(layout)
+                raise
             if request is None or request.dims != dims or request.key is not self._key:
                 request = self._known(layout, dims)
                 if request is None:

@@ -27,6 +27,8 @@ def _enter(ws: Workspace, **slot: Any) -> None:
 
 
 REFUSED: dict[str, tuple[Call, type[WorkspaceError], str]] = {
+    "lease(None)": (lambda ws: ws.lease(None, N=1), LayoutError, "None is not a layout"),
+    "lease('x')": (lambda ws: ws.lease("x", N=1), LayoutError, "'x' is not a layout"),
     "acquire(None)": (lambda ws: ws.acquire(None, N=1), LayoutError, "None is not a layout"),
     "declare('x')": (lambda ws: ws.declare("x", N=1), LayoutError, "'x' is not a layout"),
     "declare(count=-1)": (lambda ws: ws.declare(BYTES, N=1, count=-1), ArgumentError, "count=-1"),
@@ -72,6 +74,14 @@ def test_what_cannot_be_meant_is_refused_by_name(call: str) -> None:
     assert set(ws.children) == set() and not ws.timeline.state.held
     with ws.lease(BYTES, N=MIB):
         pass
+
+
+def test_a_lease_waits_for_what_can_be_awaited() -> None:
+    """Refused by name, and the lease is released as if nothing had been said."""
+    _, ws = scene(reserve=MIB)
+    with ws.lease(BYTES, N=MIB) as lease, pytest.raises(ArgumentError, match=r"5 has no wait\(\)"):
+        lease.until(5)
+    assert ws.snapshot().allocated == 0
 
 
 def test_lists_and_sizes_are_shapes() -> None:
