@@ -267,6 +267,7 @@ __device__ void store_part(const AttentionArguments& a, const Running& run, int6
 
 template <bool kQuantised>
 __global__ void __launch_bounds__(kThreads, 1) attention_kernel(const __grid_constant__ AttentionArguments a) {
+  after_predecessor();
   extern __shared__ uint8_t memory[];
   Shared& s = *reinterpret_cast<Shared*>((reinterpret_cast<uintptr_t>(memory) + 1023) & ~uintptr_t{1023});
   const int row = blockIdx.x, first_head = blockIdx.y * kHeads, split = blockIdx.z;
@@ -310,6 +311,7 @@ constexpr int kMergeThreads = 128;
 
 // Merges the parts of one head of a row, always in the same order.
 __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_constant__ AttentionArguments a) {
+  after_predecessor();
   const int row = blockIdx.x, head = blockIdx.y;
   const int64_t step = static_cast<int64_t>(a.padded) * kPartial;
   const float* parts = a.partial + (static_cast<int64_t>(row) * a.splits * a.padded + head) * kPartial;
@@ -335,13 +337,12 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_const
 constexpr int kSharedBytes = sizeof(Shared) + 1024;  // and room to align it
 
 template <bool kQuantised>
-void launch(const Call& call, const AttentionArguments& a, int rows) {
+void launch_attention(const Call& call, const AttentionArguments& a, int rows) {
   // Asked for at every launch: the attribute is the device's, and setting it costs less than remembering it.
   cudaFuncSetAttribute(attention_kernel<kQuantised>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   const dim3 grid(rows, ceil_div(a.padded, kHeads), a.splits ? a.splits : 1);
-  attention_kernel<kQuantised><<<grid, kThreads, kSharedBytes, call.stream>>>(a);
-  if (a.splits) merge_kernel<<<dim3(rows, a.padded), kMergeThreads, 0, call.stream>>>(a);
-  check_launch(call.op);
+  launch(call, attention_kernel<kQuantised>, grid, kThreads, a, kSharedBytes);
+  if (a.splits) launch(call, merge_kernel, dim3(rows, a.padded), kMergeThreads, a);
 }
 
 constexpr int64_t kAllRows = 1 << 30;  // gathered keys as one page
@@ -358,8 +359,8 @@ void sparse_attention_decode(const Call& call) {
   window.slots = r.in("window_slots", {DType::i32}, {&rows, &listed[1]}, 4).as<const int32_t>();
   window.lens = r.in("window_lens", {DType::i32}, {&rows}, 4).as<const int32_t>();
   const Operand& extra_cache = r.cache_or_none("extra_cache");
-  extra.slots = r.maybe("extra_slots", {DType::i32}, {&rows, &listed[0]}, 4).as<const int32_t>();
-  extra.lens = r.maybe("extra_lens", {DType::i32}, {&rows}, 4).as<const int32_t>();
+  const Operand& extra_slots = r.maybe("extra_slots", {DType::i32}, {&rows, &listed[0]}, 4);
+  const Operand& extra_lens = r.maybe("extra_lens", {DType::i32}, {&rows}, 4);
   a.sink = r.in("sink", {DType::f32}, {&padded}, 4).as<const float>();
   a.o = r.out("o", {DType::bf16}, {&rows, &padded, kWidth}).as<uint4>();
   a.partial = r.out("partial", {DType::f32}, {&rows, &splits, &padded, kPartial}, 8).as<float>();
@@ -368,7 +369,7 @@ void sparse_attention_decode(const Call& call) {
   r.require(rope == kRope, "rope", "is " + std::to_string(rope), "states have 64 rotated dims");
   r.require(format == kPlain || format == kFp8DsMla, "format", "is " + std::to_string(format), "pass PLAIN or FP8_DS_MLA");
   const bool has_extra = extra_cache.given;
-  r.require(has_extra == (extra.slots != nullptr) && has_extra == (extra.lens != nullptr), "extra_cache",
+  r.require(has_extra == extra_slots.given && has_extra == extra_lens.given, "extra_cache",
             "comes without its slots and lens, or they without it", "pass all three or none");
   const int64_t state = format == kPlain ? 2 * kWidth : kStateBytes + kScaleBytes;
   window.cache = pages(r, "window_cache", window_cache, window_block, format, state);
@@ -376,6 +377,8 @@ void sparse_attention_decode(const Call& call) {
   if (has_extra) {
     extra.cache = pages(r, "extra_cache", extra_cache, extra_block, format, state);
     r.require(extra.cache.vectors, "extra_cache", "has pages that are not aligned", "align them to 16 bytes");
+    extra.slots = extra_slots.as<const int32_t>();
+    extra.lens = extra_lens.as<const int32_t>();
     extra.listed = static_cast<int>(listed[0]);
   }
   window.listed = static_cast<int>(listed[1]);
@@ -385,9 +388,9 @@ void sparse_attention_decode(const Call& call) {
   a.splits = static_cast<int>(splits);
   a.format = static_cast<int>(format);
   if (format == kPlain) {
-    launch<false>(call, a, static_cast<int>(rows));
+    launch_attention<false>(call, a, static_cast<int>(rows));
   } else {
-    launch<true>(call, a, static_cast<int>(rows));
+    launch_attention<true>(call, a, static_cast<int>(rows));
   }
 }
 
@@ -408,7 +411,7 @@ void sparse_attention_prefill(const Call& call) {
   a.keys[1].listed = static_cast<int>(listed);
   a.padded = static_cast<int>(padded);
   a.format = kPlain;
-  launch<false>(call, a, static_cast<int>(rows));
+  launch_attention<false>(call, a, static_cast<int>(rows));
 }
 
 }  // namespace dsv4

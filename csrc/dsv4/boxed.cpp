@@ -85,4 +85,4 @@ void implement(torch::stable::detail::StableLibrary& library, std::integer_seque
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(dsv4, CUDA, m) { implement(m, std::make_integer_sequence<int, dsv4::kOpCount>()); }
+STABLE_TORCH_LIBRARY_IMPL(dsv4, CUDA, m) { implement(m, std::make_integer_sequence<int, dsv4::kDispatchedCount>()); }

@@ -53,6 +53,9 @@ struct Refused : std::exception {
   const char* what() const noexcept override { return text.c_str(); }
 };
 
+// A call that is another implementation's; nothing was launched.
+struct NotTaken : std::exception {};
+
 // CUDA refused a launch.
 struct LaunchFailed : std::exception {
   std::string text;

@@ -27,6 +27,7 @@ struct SaveArguments {
 constexpr int kSaveThreads = 128;
 
 __global__ void __launch_bounds__(kSaveThreads) save_kernel(const __grid_constant__ SaveArguments a) {
+  after_predecessor();
   const int token = blockIdx.x;
   const int64_t slot = a.slots[token];
   if (slot < 0) return;
@@ -53,8 +54,6 @@ struct States {
   int64_t block_stride;  // in floats
   const int32_t* table;
   int64_t table_stride;
-  const int64_t* positions;
-  const int32_t* request;
   int rows, width;  // of a block, and of a row: kv, then score
 };
 
@@ -113,7 +112,6 @@ __device__ void load_row(const States& s, int request, int64_t position, int col
 struct Store {
   const void* norm_weight;
   const float* cos_sin;  // [*, 64]
-  const int64_t* positions;
   Pages cache;
   float eps;
   int ratio, format;
@@ -189,47 +187,76 @@ __device__ float row_sum(float v, float* part) {
   return sum;
 }
 
-template <int kRowWidth>
-__device__ void norm_turn_insert(const Store& s, int token, int64_t slot, int thread, float (&v)[kChannels], float* part) {
-  const int channel = thread * kChannels;
+// What a thread multiplies its channels by. Loaded before the states, whose latency then hides its own.
+struct Factors {
   float weight[kChannels];
-  load_four(s.norm_weight, s.weight_is_bf16, channel, weight);
-  const int pair = (channel - (kRowWidth - kRope)) / 2;
-  float2 cos{}, sin{};
+  float2 cos, sin;
+};
+
+template <int kRowWidth>
+__device__ int first_pair(int thread) {
+  return (thread * kChannels - (kRowWidth - kRope)) / 2;  // negative: not rotated
+}
+
+template <int kRowWidth>
+__device__ Factors load_factors(const Store& s, int64_t position, int thread) {
+  Factors f{};
+  load_four(s.norm_weight, s.weight_is_bf16, thread * kChannels, f.weight);
+  const int pair = first_pair<kRowWidth>(thread);
   if (pair >= 0) {
-    const float* row = s.cos_sin + s.positions[token] / s.ratio * s.ratio * kRope;
-    cos = *reinterpret_cast<const float2*>(row + pair);
-    sin = *reinterpret_cast<const float2*>(row + kRope / 2 + pair);
+    const float* row = s.cos_sin + position / s.ratio * s.ratio * kRope;
+    f.cos = *reinterpret_cast<const float2*>(row + pair);
+    f.sin = *reinterpret_cast<const float2*>(row + kRope / 2 + pair);
   }
+  return f;
+}
+
+template <int kRowWidth>
+__device__ void norm_turn_insert(const Store& s, const Factors& f, int64_t slot, int thread, float (&v)[kChannels], float* part) {
   const float squares = v[0] * v[0] + v[1] * v[1] + v[2] * v[2] + v[3] * v[3];
   const float by = rsqrtf(row_sum<kRowWidth>(squares, part) * (1.0f / kRowWidth) + s.eps);
 #pragma unroll
-  for (int i = 0; i < kChannels; ++i) v[i] = v[i] * by * weight[i];
-  if (pair >= 0) {
-    rotate_pair(v[0], v[1], cos.x, sin.x);
-    rotate_pair(v[2], v[3], cos.y, sin.y);
+  for (int i = 0; i < kChannels; ++i) v[i] = v[i] * by * f.weight[i];
+  if (first_pair<kRowWidth>(thread) >= 0) {
+    rotate_pair(v[0], v[1], f.cos.x, f.sin.x);
+    rotate_pair(v[2], v[3], f.cos.y, f.sin.y);
   }
   insert<kRowWidth>(s, slot, thread, v);
 }
 
 constexpr int kThreads = 128;
 
-// Calls body(token, slot) for the rows of this unit's chunk that have a slot.
+// Where the rows go, and what they are; `request` may be null.
+struct Rows {
+  const int64_t* slots;
+  const int64_t* positions;
+  const int32_t* request;
+  int tokens, chunk;  // rows a unit looks at, at most 32
+};
+
+// Calls body(token, slot, position, request) for the rows of a unit's chunk that have a slot. What it is told is loaded for
+// all of them at once.
 template <class Body>
-__device__ void for_each_slot(const int64_t* slots, int first, int chunk, int tokens, Body body) {
-  const int lane = threadIdx.x % 32;
-  const int64_t own = lane < chunk && first + lane < tokens ? slots[first + lane] : -1;
-  for (uint32_t left = __ballot_sync(kWholeWarp, own >= 0); left; left &= left - 1) {
+__device__ void for_each_slot(const Rows& rows, int unit, Body body) {
+  const int lane = threadIdx.x % 32, first = unit * rows.chunk;
+  int64_t slot = -1, position = 0;
+  int request = 0;
+  if (lane < rows.chunk && first + lane < rows.tokens) {
+    slot = rows.slots[first + lane];
+    position = rows.positions[first + lane];
+    if (rows.request) request = rows.request[first + lane];
+  }
+  for (uint32_t left = __ballot_sync(kWholeWarp, slot >= 0); left; left &= left - 1) {
     const int at = __ffs(left) - 1;
-    body(first + at, __shfl_sync(kWholeWarp, own, at));
+    body(first + at, __shfl_sync(kWholeWarp, slot, at), __shfl_sync(kWholeWarp, position, at),
+         __shfl_sync(kWholeWarp, request, at));
   }
 }
 
 struct CompressArguments {
   States states;
   Store store;
-  const int64_t* slots;
-  int tokens, chunk;
+  Rows rows;
 };
 
 // C4: eight rows, of the group before (first half of the columns) and of the group itself (second half).
@@ -237,10 +264,10 @@ template <int kRowWidth>
 __global__ void __launch_bounds__(kThreads) compress_kernel(const __grid_constant__ CompressArguments a) {
   constexpr int kGroup = 4, kWindow = 8, kRowThreads = kRowWidth / kChannels;
   __shared__ float part[kThreads / 32];
+  after_predecessor();
   const int unit = blockIdx.x * (kThreads / kRowThreads) + threadIdx.x / kRowThreads, thread = threadIdx.x % kRowThreads;
-  for_each_slot(a.slots, unit * a.chunk, a.chunk, a.tokens, [&](int token, int64_t slot) {
-    const int64_t last = a.states.positions[token];
-    const int request = a.states.request[token];
+  for_each_slot(a.rows, unit, [&](int, int64_t slot, int64_t last, int request) {
+    const Factors factors = load_factors<kRowWidth>(a.store, last, thread);
     float4 kv[kWindow], score[kWindow];
 #pragma unroll
     for (int r = 0; r < kWindow; ++r) {
@@ -252,26 +279,27 @@ __global__ void __launch_bounds__(kThreads) compress_kernel(const __grid_constan
     float v[kChannels];
 #pragma unroll
     for (int i = 0; i < kChannels; ++i) v[i] = p.sum[i] / p.weight[i];
-    norm_turn_insert<kRowWidth>(a.store, token, slot, thread, v, part);
+    norm_turn_insert<kRowWidth>(a.store, factors, slot, thread, v, part);
   });
 }
 
 struct StoreArguments {
   const float4* pooled;  // [tokens, width]
   Store store;
-  const int64_t* slots;
-  int tokens, chunk;
+  Rows rows;
 };
 
 template <int kRowWidth>
 __global__ void __launch_bounds__(kThreads) store_kernel(const __grid_constant__ StoreArguments a) {
   constexpr int kRowThreads = kRowWidth / kChannels;
   __shared__ float part[kThreads / 32];
+  after_predecessor();
   const int unit = blockIdx.x * (kThreads / kRowThreads) + threadIdx.x / kRowThreads, thread = threadIdx.x % kRowThreads;
-  for_each_slot(a.slots, unit * a.chunk, a.chunk, a.tokens, [&](int token, int64_t slot) {
+  for_each_slot(a.rows, unit, [&](int token, int64_t slot, int64_t position, int) {
+    const Factors factors = load_factors<kRowWidth>(a.store, position, thread);
     const float4 row = a.pooled[static_cast<int64_t>(token) * kRowThreads + thread];
     float v[kChannels] = {row.x, row.y, row.z, row.w};
-    norm_turn_insert<kRowWidth>(a.store, token, slot, thread, v, part);
+    norm_turn_insert<kRowWidth>(a.store, factors, slot, thread, v, part);
   });
 }
 
@@ -279,22 +307,22 @@ __global__ void __launch_bounds__(kThreads) store_kernel(const __grid_constant__
 
 constexpr int kPoolThreads = 256, kPoolLanes = 16, kPoolRows = kPoolThreads / kPoolLanes;
 constexpr int kPoolChannels = kPoolLanes * kChannels;  // of a block: a row's channels are split among blocks
-constexpr int kPoolUnroll = 8;
+constexpr int kPoolUnroll = 4;
 
 struct PoolArguments {
   States states;
-  const int64_t* slots;
+  Rows rows;
   float* pooled;  // [tokens, width]
-  int tokens, chunk, width, ratio, window;
+  int width, ratio, window;
 };
 
 __global__ void __launch_bounds__(kPoolThreads) pool_kernel(const __grid_constant__ PoolArguments a) {
+  after_predecessor();
   __shared__ float merged[3][kPoolRows][kPoolChannels];
   const int lane = threadIdx.x % kPoolLanes, group = threadIdx.x / kPoolLanes;
   const int channel = blockIdx.y * kPoolChannels + lane * kChannels;
-  for_each_slot(a.slots, blockIdx.x * a.chunk, a.chunk, a.tokens, [&](int token, int64_t) {
-    const int64_t first = a.states.positions[token] - (a.window - 1);
-    const int request = a.states.request[token];
+  for_each_slot(a.rows, blockIdx.x, [&](int token, int64_t, int64_t last, int request) {
+    const int64_t first = last - (a.window - 1);
     Pooled p = nothing_pooled();
     for (int start = group; start < a.window; start += kPoolRows * kPoolUnroll) {
       float4 kv[kPoolUnroll], score[kPoolUnroll];
@@ -332,36 +360,36 @@ __global__ void __launch_bounds__(kPoolThreads) pool_kernel(const __grid_constan
 
 // -- arguments ---------------------------------------------------------------------------------------------
 
-// Rows from which a block looks at several, three in four of which have no slot.
-constexpr int kManyRows = 1024;
+// Rows a unit looks at. One in four has a slot in C4; one in 128 in C128. Few rows have units of their own.
+int chunk_for(int64_t tokens, int ratio) {
+  constexpr int kFewRows = 64, kMost = 32;
+  if (tokens <= kFewRows) return 1;
+  return ratio < kMost ? ratio : kMost;
+}
 
-int chunk_for(int64_t tokens) { return tokens < kManyRows ? 1 : 4; }
-
-States read_states(Reader& r, int64_t& tokens) {
+States read_states(Reader& r, Rows& rows_of_call, int64_t& tokens) {
   int64_t blocks = kUnbound, rows = kUnbound, width = kUnbound, requests = kUnbound, listed = kUnbound;
   const Operand& state = r.strided("state", {DType::f32}, {&blocks, &rows, &width});
   r.require(state.stride[0] % kChannels == 0 || blocks < 2, "state", "has an unaligned page stride", "align pages to 16 bytes");
   const Operand& table = r.strided("table", {DType::i32}, {&requests, &listed}, 4);
-  const auto* positions = r.in("positions", {DType::i64}, {&tokens}, 8).as<const int64_t>();
-  const auto* request = r.in("request", {DType::i32}, {&tokens}, 4).as<const int32_t>();
-  return {state.as<const float>(), state.stride[0], table.as<const int32_t>(), table.stride[0], positions, request,
-          static_cast<int>(rows), static_cast<int>(width)};
+  rows_of_call.positions = r.in("positions", {DType::i64}, {&tokens}, 8).as<const int64_t>();
+  rows_of_call.request = r.in("request", {DType::i32}, {&tokens}, 4).as<const int32_t>();
+  return {state.as<const float>(), state.stride[0], table.as<const int32_t>(), table.stride[0], static_cast<int>(rows),
+          static_cast<int>(width)};
 }
 
-// Reads norm_weight, cos_sin, positions and slots (unless the op lists them before), then the cache.
 struct StoreOperands {
   const Operand *norm_weight, *cos_sin, *cache;
   int64_t width = kUnbound;
 };
 
-Store make_store(Reader& r, const StoreOperands& given, const int64_t* positions, int ratio, float eps, int64_t block_size,
-                 int64_t format) {
+Store make_store(Reader& r, const StoreOperands& given, int ratio, float eps, int64_t block_size, int64_t format) {
   r.require(given.width == 512 || given.width == 128, "norm_weight", "has " + std::to_string(given.width) + " values", "rows are 512 or 128 wide");
   const bool known = format == kPlain || (given.width == 512 ? format == kFp8DsMla : format == kIndexerFp8 || format == kIndexerFp4);
   r.require(known, "format", "is " + std::to_string(format), "pass one that holds rows of this width");
   r.require(ratio > 0, "ratio", "is " + std::to_string(ratio), "pass the tokens of a group");
   const int64_t bytes[] = {2 * given.width, kStateBytes + kScaleBytes, 128 + 4, 64 + 4};
-  return {given.norm_weight->address, given.cos_sin->as<const float>(), positions,
+  return {given.norm_weight->address, given.cos_sin->as<const float>(),
           pages(r, "cache", *given.cache, block_size, format, bytes[format]), eps, ratio, static_cast<int>(format),
           given.norm_weight->dtype == DType::bf16};
 }
@@ -369,13 +397,8 @@ Store make_store(Reader& r, const StoreOperands& given, const int64_t* positions
 template <class Arguments, class Wide, class Narrow>
 void launch_rows(const Call& call, const Arguments& a, int64_t width, Wide wide, Narrow narrow) {
   const int row_threads = static_cast<int>(width) / kChannels;
-  const int blocks = ceil_div(a.tokens, static_cast<int64_t>(a.chunk) * (kThreads / row_threads));
-  if (width == 512) {
-    wide<<<blocks, kThreads, 0, call.stream>>>(a);
-  } else {
-    narrow<<<blocks, kThreads, 0, call.stream>>>(a);
-  }
-  check_launch(call.op);
+  const int blocks = ceil_div(a.rows.tokens, static_cast<int64_t>(a.rows.chunk) * (kThreads / row_threads));
+  launch(call, width == 512 ? wide : narrow, blocks, kThreads, a);
 }
 
 }  // namespace
@@ -399,16 +422,15 @@ void save_partial_states(const Call& call) {
   a.width = static_cast<int>(width);
   a.rows = static_cast<int>(rows);
   a.ratio = static_cast<int>(ratio);
-  save_kernel<<<a.tokens, kSaveThreads, 0, r.stream()>>>(a);
-  check_launch(call.op);
+  launch(call, save_kernel, a.tokens, kSaveThreads, a);
 }
 
 void pool_states(const Call& call) {
   Reader r(call);
   int64_t tokens = kUnbound, width = kUnbound;
   PoolArguments a{};
-  a.states = read_states(r, tokens);
-  a.slots = r.in("slots", {DType::i64}, {&tokens}, 8).as<const int64_t>();
+  a.states = read_states(r, a.rows, tokens);
+  a.rows.slots = r.in("slots", {DType::i64}, {&tokens}, 8).as<const int64_t>();
   a.pooled = r.out("pooled", {DType::f32}, {&tokens, &width}).as<float>();
   a.ratio = static_cast<int>(r.integer());
   const bool overlap = r.integer() != 0;
@@ -417,14 +439,12 @@ void pool_states(const Call& call) {
   r.require(a.states.width == width * (overlap ? 4 : 2), "state", "has another width than pooled", "pass kv and score of its columns");
   r.done();
   if (tokens == 0) return;
-  a.tokens = static_cast<int>(tokens);
+  a.rows.tokens = static_cast<int>(tokens);
+  a.rows.chunk = chunk_for(tokens, a.ratio);
   a.width = static_cast<int>(width);
   a.window = a.ratio * (overlap ? 2 : 1);
-  // Few rows have a slot, one in `ratio` of a prompt.
-  a.chunk = tokens < kManyRows ? 1 : 32;
-  const dim3 grid(ceil_div(tokens, a.chunk), a.width / kPoolChannels);
-  pool_kernel<<<grid, kPoolThreads, 0, r.stream()>>>(a);
-  check_launch(call.op);
+  const dim3 grid(ceil_div(tokens, a.rows.chunk), a.width / kPoolChannels);
+  launch(call, pool_kernel, grid, kPoolThreads, a);
 }
 
 void store_compressed(const Call& call) {
@@ -435,17 +455,17 @@ void store_compressed(const Call& call) {
   a.pooled = r.in("pooled", {DType::f32}, {&tokens, &given.width}).as<const float4>();
   given.norm_weight = &r.in("norm_weight", {DType::f32, DType::bf16}, {&given.width});
   given.cos_sin = &r.in("cos_sin", {DType::f32}, {&positions, kRope});
-  const auto* at = r.in("positions", {DType::i64}, {&tokens}, 8).as<const int64_t>();
-  a.slots = r.in("slots", {DType::i64}, {&tokens}, 8).as<const int64_t>();
+  a.rows.positions = r.in("positions", {DType::i64}, {&tokens}, 8).as<const int64_t>();
+  a.rows.slots = r.in("slots", {DType::i64}, {&tokens}, 8).as<const int64_t>();
   given.cache = &r.cache("cache");
   const int ratio = static_cast<int>(r.integer());
   const float eps = r.real();
   const int64_t block_size = r.integer(), format = r.integer();
-  a.store = make_store(r, given, at, ratio, eps, block_size, format);
+  a.store = make_store(r, given, ratio, eps, block_size, format);
   r.done();
   if (tokens == 0) return;
-  a.tokens = static_cast<int>(tokens);
-  a.chunk = tokens < kManyRows ? 1 : 32;
+  a.rows.tokens = static_cast<int>(tokens);
+  a.rows.chunk = chunk_for(tokens, ratio);
   launch_rows(call, a, given.width, store_kernel<512>, store_kernel<128>);
 }
 
@@ -454,8 +474,8 @@ void compress(const Call& call) {
   int64_t tokens = kUnbound, positions = kUnbound;
   StoreOperands given{};
   CompressArguments a{};
-  a.states = read_states(r, tokens);
-  a.slots = r.in("slots", {DType::i64}, {&tokens}, 8).as<const int64_t>();
+  a.states = read_states(r, a.rows, tokens);
+  a.rows.slots = r.in("slots", {DType::i64}, {&tokens}, 8).as<const int64_t>();
   given.norm_weight = &r.in("norm_weight", {DType::f32, DType::bf16}, {&given.width});
   given.cos_sin = &r.in("cos_sin", {DType::f32}, {&positions, kRope});
   given.cache = &r.cache("cache");
@@ -465,11 +485,11 @@ void compress(const Call& call) {
   const int64_t block_size = r.integer(), format = r.integer();
   r.require(ratio == 4 && overlap, "ratio", "is " + std::to_string(ratio), "pool_states and store_compressed take other groups");
   r.require(a.states.width == 4 * given.width, "state", "has another width than norm_weight", "pass kv and score of both halves");
-  a.store = make_store(r, given, a.states.positions, ratio, eps, block_size, format);
+  a.store = make_store(r, given, ratio, eps, block_size, format);
   r.done();
   if (tokens == 0) return;
-  a.tokens = static_cast<int>(tokens);
-  a.chunk = chunk_for(tokens);
+  a.rows.tokens = static_cast<int>(tokens);
+  a.rows.chunk = chunk_for(tokens, ratio);
   launch_rows(call, a, given.width, compress_kernel<512>, compress_kernel<128>);
 }
 

@@ -59,7 +59,7 @@ bool read_arguments(const char* signature, PyObject* const* args, dsv4::Call& ca
       call.number[numbers++].integer = PyLong_AsLongLong(args[i]);
     } else {
       dsv4::Operand& one = call.tensor[call.tensors++];
-      one.given = false;
+      one = dsv4::Operand{};
       if (args[i] == Py_None && signature[i] == 'o') continue;
       if (!read_tensor(args[i], one)) return false;
     }
@@ -82,6 +82,8 @@ PyObject* called(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   call.stream = static_cast<cudaStream_t>(stream);
   try {
     dsv4::run(*op, call);
+  } catch (const dsv4::NotTaken&) {
+    Py_RETURN_FALSE;
   } catch (const dsv4::Refused& error) {
     PyObject* raised = PyObject_CallFunction(refusal, "ss", error.problem.c_str(), error.remedy.c_str());
     if (raised) PyErr_SetObject(refusal, raised);
@@ -129,7 +131,7 @@ PyObject* bind(PyObject*, PyObject* args) {
 
 PyObject* names(PyObject*, PyObject*) {
   PyObject* found = PyList_New(0);
-  for (int i = 0; found && i < dsv4::kOpCount; ++i) {
+  for (int i = 0; found && i < dsv4::kDispatchedCount; ++i) {
     PyObject* name = PyUnicode_FromString(dsv4::kOps[i].name);
     if (!name || PyList_Append(found, name) != 0) Py_CLEAR(found);
     Py_XDECREF(name);

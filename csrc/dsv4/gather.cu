@@ -33,6 +33,7 @@ __device__ int group_of(const GatherArguments& a, int row) {
 }
 
 __global__ void __launch_bounds__(32 * kWarps) gather_kernel(const __grid_constant__ GatherArguments a) {
+  after_predecessor();
   const int row = blockIdx.x * kWarps + threadIdx.x / 32, lane = threadIdx.x % 32;
   if (row >= a.rows || row < a.starts[0] || row >= a.starts[a.groups]) return;
   const int group = group_of(a, row);
@@ -87,8 +88,7 @@ void gather_keys(const Call& call) {
   a.groups = static_cast<int>(groups);
   a.rows = static_cast<int>(rows);
   a.format = static_cast<int>(format);
-  gather_kernel<<<ceil_div(rows, kWarps), 32 * kWarps, 0, r.stream()>>>(a);
-  check_launch(call.op);
+  launch(call, gather_kernel, ceil_div(rows, kWarps), 32 * kWarps, a);
 }
 
 }  // namespace dsv4

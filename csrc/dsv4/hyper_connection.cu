@@ -104,6 +104,7 @@ __device__ void streams_of(const MixArguments& a, int token, int64_t column, uin
 
 template <bool kMixing>
 __global__ void __launch_bounds__(32 * kWarps, 2) mix_kernel(const __grid_constant__ MixArguments a) {
+  after_predecessor();
   extern __shared__ uint4 memory[];
   Operands& b = *reinterpret_cast<Operands*>(memory);
   __shared__ float part[kWarps][kTokens][kPartial];
@@ -206,6 +207,7 @@ __device__ void make_weights(const CollapseArguments& a, int token, float* pre) 
 
 template <int kMost>
 __global__ void __launch_bounds__(kThreads) collapse_kernel(const __grid_constant__ CollapseArguments a) {
+  after_predecessor();
   __shared__ float pre[kStreams], part[kThreads / 32];
   const int token = blockIdx.x, vectors = a.hidden / kVector;
   const uint4* mixed = a.mixed + static_cast<int64_t>(token) * kStreams * vectors;
@@ -261,19 +263,18 @@ int steps_for(int tokens, int parts) {
 }
 
 template <bool kMixing>
-void launch(const Call& call, MixArguments& m, CollapseArguments& c) {
+void launch_both(const Call& call, MixArguments& m, CollapseArguments& c) {
   c.parts = m.hidden / kColumns;
   m.partial = reinterpret_cast<uint8_t*>(c.layer_in);
   m.steps = steps_for(m.tokens, c.parts);
   cudaFuncSetAttribute(mix_kernel<kMixing>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Operands));
   const dim3 grid(c.parts, ceil_div(m.tokens, m.steps * kTokens));
-  mix_kernel<kMixing><<<grid, 32 * kWarps, sizeof(Operands), call.stream>>>(m);
+  launch(call, mix_kernel<kMixing>, grid, 32 * kWarps, m, sizeof(Operands));
   if (m.hidden <= 2 * kThreads * kVector) {
-    collapse_kernel<2><<<m.tokens, kThreads, 0, call.stream>>>(c);
+    launch(call, collapse_kernel<2>, m.tokens, kThreads, c);
   } else {
-    collapse_kernel<4><<<m.tokens, kThreads, 0, call.stream>>>(c);
+    launch(call, collapse_kernel<4>, m.tokens, kThreads, c);
   }
-  check_launch(call.op);
 }
 
 // fn, base, scale, norm_weight, eps, hc_eps, iterations: what both ops have.
@@ -301,6 +302,7 @@ void read_outs(Reader& r, CollapseArguments& c, int64_t tokens, int64_t hidden) 
 constexpr int kPostThreads = 256;
 
 __global__ void __launch_bounds__(kPostThreads) post_kernel(const __grid_constant__ MixArguments a) {
+  after_predecessor();
   const int64_t vectors = a.hidden / kVector, at = static_cast<int64_t>(blockIdx.x) * kPostThreads + threadIdx.x;
   const int64_t token = at / vectors;
   if (token >= a.tokens) return;
@@ -332,7 +334,7 @@ void mhc_post_pre(const Call& call) {
   read_outs(r, c, tokens, hidden);
   r.done();
   if (tokens == 0) return;
-  launch<true>(call, m, c);
+  launch_both<true>(call, m, c);
 }
 
 void mhc_pre(const Call& call) {
@@ -347,7 +349,7 @@ void mhc_pre(const Call& call) {
   r.done();
   if (tokens == 0) return;
   m.tokens = static_cast<int>(tokens);
-  launch<false>(call, m, c);
+  launch_both<false>(call, m, c);
 }
 
 void mhc_post(const Call& call) {
@@ -360,8 +362,7 @@ void mhc_post(const Call& call) {
   r.done();
   if (tokens == 0) return;
   m.hidden = static_cast<int>(hidden);
-  post_kernel<<<ceil_div(tokens * (hidden / kVector), kPostThreads), kPostThreads, 0, r.stream()>>>(m);
-  check_launch(call.op);
+  launch(call, post_kernel, ceil_div(tokens * (hidden / kVector), kPostThreads), kPostThreads, m);
 }
 
 }  // namespace dsv4

@@ -120,6 +120,7 @@ __device__ Row load_key(const LogitsArguments& a, int request, int key, int quar
 
 template <bool kFp4>
 __global__ void __launch_bounds__(32 * kWarps, 2) logits_kernel(const __grid_constant__ LogitsArguments a) {
+  after_predecessor();
   const int token = blockIdx.x, lane = threadIdx.x % 32, group = lane / 4, quarter = lane % 4;
   const int count = min(a.counts[token], a.width), request = a.request[token];
   float* logits = a.logits + static_cast<int64_t>(token) * a.width;
@@ -190,7 +191,7 @@ void indexer_logits(const Call& call) {
   LogitsArguments a{};
   const Operand& q = r.in("q", {DType::e4m3, DType::u8}, {&tokens, &heads, &codes});
   const bool fp4 = q.dtype == DType::u8;
-  a.q_scales = r.maybe("q_scales", {DType::u8}, {&tokens, &heads, kDims / 32}, 1).as<const uint8_t>();
+  const Operand& q_scales = r.maybe("q_scales", {DType::u8}, {&tokens, &heads, kDims / 32}, 1);
   a.weights = r.in("weights", {DType::f32}, {&tokens, &heads}, 4).as<const float>();
   const Operand& cache = r.cache("cache");
   const Operand& table = r.strided("table", {DType::i32}, {&requests, &listed}, 4);
@@ -200,12 +201,13 @@ void indexer_logits(const Call& call) {
   const int64_t block_size = r.integer(), format = r.integer();
   r.require(format == (fp4 ? kIndexerFp4 : kIndexerFp8), "format", "is " + std::to_string(format), "pass the one of the queries");
   r.require(codes == (fp4 ? kDims / 2 : kDims), "q", "has another width", "heads are 128 wide");
-  r.require(fp4 == (a.q_scales != nullptr), "q_scales", "do not fit q", "pass them with E2M1 queries only");
+  r.require(fp4 == q_scales.given, "q_scales", "do not fit q", "pass them with E2M1 queries only");
   r.require(heads <= kHeadTiles * 8, "q", "has " + std::to_string(heads) + " heads", "pass at most 64");
   a.cache = pages(r, "cache", cache, block_size, format, fp4 ? 68 : 132);
   r.done();
   if (tokens == 0 || width == 0) return;
   a.q = q.as<const uint8_t>();
+  a.q_scales = q_scales.as<const uint8_t>();
   a.table = table.as<const int32_t>();
   a.table_stride = table.stride[0];
   a.tokens = static_cast<int>(tokens);
@@ -214,11 +216,10 @@ void indexer_logits(const Call& call) {
   const int most = ceil_div(width, kTile * kTilesOfABlock), wanted = ceil_div(kBlocksWanted, tokens);
   const dim3 grid(a.tokens, most < wanted ? most : wanted);
   if (fp4) {
-    logits_kernel<true><<<grid, 32 * kWarps, 0, r.stream()>>>(a);
+    launch(call, logits_kernel<true>, grid, 32 * kWarps, a);
   } else {
-    logits_kernel<false><<<grid, 32 * kWarps, 0, r.stream()>>>(a);
+    launch(call, logits_kernel<false>, grid, 32 * kWarps, a);
   }
-  check_launch(call.op);
 }
 
 }  // namespace dsv4

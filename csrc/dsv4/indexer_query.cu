@@ -34,17 +34,16 @@ struct QueryArguments {
 template <Output kOutput>
 __device__ void write(const QueryArguments& a, int64_t row, bool exists, int of_row, const Eight& turned) {
   const uint4 rounded = pack(turned);
-  const Eight v = unpack(rounded);
   const int64_t at = row * kRowLanes + of_row;
   int power = 0;  // of the scale that goes into the weight
   if constexpr (kOutput == Output::bf16) {
     if (exists) static_cast<uint4*>(a.q_out)[at] = rounded;
   } else if constexpr (kOutput == Output::fp8) {
-    power = fp8_power(group_max<kRowLanes>(largest(v)));
-    if (exists) static_cast<uint2*>(a.q_out)[at] = to_e4m3(v, power);
+    power = fp8_power(group_max<kRowLanes>(largest(rounded)));
+    if (exists) static_cast<uint2*>(a.q_out)[at] = to_e4m3(unpack(rounded), power);
   } else {
-    const int own = fp4_power(group_max<4>(largest(v)));
-    if (exists) static_cast<uint32_t*>(a.q_out)[at] = to_e2m1(v, own);
+    const int own = fp4_power(group_max<4>(largest(rounded)));
+    if (exists) static_cast<uint32_t*>(a.q_out)[at] = to_e2m1(rounded, own);
     if (exists && of_row % 4 == 0) a.scales_out[row * 4 + of_row / 4] = static_cast<uint8_t>(own + kUE8M0Bias);
   }
   if (exists && of_row == 0) {
@@ -54,6 +53,7 @@ __device__ void write(const QueryArguments& a, int64_t row, bool exists, int of_
 
 template <Output kOutput>
 __global__ void __launch_bounds__(32 * kWarps) query_kernel(const __grid_constant__ QueryArguments a) {
+  after_predecessor();
   const int warp = blockIdx.x * kWarps + threadIdx.x / 32, lane = threadIdx.x % 32;
   const int groups = (a.heads + kRows - 1) / kRows;
   const int token = warp / groups;
@@ -96,8 +96,7 @@ void run(const Call& call) {
   if (tokens == 0 || heads == 0) return;
   a.tokens = static_cast<int>(tokens);
   a.heads = static_cast<int>(heads);
-  query_kernel<kOutput><<<ceil_div(tokens * ceil_div(heads, kRows), kWarps), 32 * kWarps, 0, r.stream()>>>(a);
-  check_launch(call.op);
+  launch(call, query_kernel<kOutput>, ceil_div(tokens * ceil_div(heads, kRows), kWarps), 32 * kWarps, a);
 }
 
 }  // namespace

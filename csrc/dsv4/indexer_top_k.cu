@@ -89,6 +89,7 @@ __device__ void narrow(const float* row, int count, int shift, int bits, Least& 
 __global__ void __launch_bounds__(kThreads) top_k_kernel(const __grid_constant__ TopKArguments a) {
   __shared__ uint32_t bins[kBins], warps[kThreads / 32];
   __shared__ Least found;
+  after_predecessor();
   const int count = min(a.counts[blockIdx.x], a.width);
   const float* row = a.logits + static_cast<int64_t>(blockIdx.x) * a.width;
   int32_t* out = a.indices + static_cast<int64_t>(blockIdx.x) * a.k;
@@ -143,6 +144,7 @@ struct GlobalArguments {
 constexpr int kGlobalThreads = 128;
 
 __global__ void __launch_bounds__(kGlobalThreads) global_kernel(const __grid_constant__ GlobalArguments a) {
+  after_predecessor();
   const int row = blockIdx.x;
   const int32_t* table = a.table + a.request[row] * a.table_stride;
   const int32_t* indices = a.indices + static_cast<int64_t>(row) * a.k;
@@ -175,8 +177,7 @@ void indexer_top_k(const Call& call) {
   if (rows == 0 || k == 0) return;
   a.width = static_cast<int>(width);
   a.k = static_cast<int>(k);
-  top_k_kernel<<<static_cast<int>(rows), kThreads, 0, r.stream()>>>(a);
-  check_launch(call.op);
+  launch(call, top_k_kernel, static_cast<int>(rows), kThreads, a);
 }
 
 void global_top_k(const Call& call) {
@@ -196,8 +197,7 @@ void global_top_k(const Call& call) {
   a.table = table.as<const int32_t>();
   a.table_stride = table.stride[0];
   a.k = static_cast<int>(k);
-  global_kernel<<<static_cast<int>(rows), kGlobalThreads, 0, r.stream()>>>(a);
-  check_launch(call.op);
+  launch(call, global_kernel, static_cast<int>(rows), kGlobalThreads, a);
 }
 
 }  // namespace dsv4

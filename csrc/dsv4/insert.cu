@@ -108,6 +108,7 @@ __device__ void key(const InsertArguments& a, int token, int lane) {
 
 template <int kHeads>
 __global__ void __launch_bounds__(32 * kWarps) insert_kernel(const __grid_constant__ InsertArguments a) {
+  after_predecessor();
   const int warp = blockIdx.x * kWarps + threadIdx.x / 32, lane = threadIdx.x % 32;
   // Keys first: theirs is the longest chain of dependent loads.
   if (warp < a.inserted) return key(a, warp, lane);
@@ -117,9 +118,9 @@ __global__ void __launch_bounds__(32 * kWarps) insert_kernel(const __grid_consta
 }
 
 template <int kHeads>
-void launch(const InsertArguments& a, cudaStream_t stream) {
+void launch_rows(const Call& call, const InsertArguments& a) {
   const int64_t warps = a.inserted + static_cast<int64_t>(a.tokens) * ceil_div(a.padded, kHeads);
-  insert_kernel<kHeads><<<ceil_div(warps, kWarps), 32 * kWarps, 0, stream>>>(a);
+  launch(call, insert_kernel<kHeads>, ceil_div(warps, kWarps), 32 * kWarps, a);
 }
 
 // Rows up to which one row a warp still leaves multiprocessors idle.
@@ -152,11 +153,10 @@ void q_norm_rope_kv_insert(const Call& call) {
   a.inserted = static_cast<int>(inserted);
   a.format = static_cast<int>(format);
   if (tokens * padded <= kFewRows) {
-    launch<1>(a, r.stream());
+    launch_rows<1>(call, a);
   } else {
-    launch<4>(a, r.stream());
+    launch_rows<4>(call, a);
   }
-  check_launch(call.op);
 }
 
 }  // namespace dsv4

@@ -26,9 +26,9 @@ struct InverseArguments {
   int tokens, padded, heads, group_heads;
 };
 
-// One row: 16 values a lane, in two accesses of 256 values each.
+// One row: 16 values a lane, in two accesses of 256 values each. Sixteen lanes hold a block, and get its scale.
 template <bool kQuantised>
-__device__ void store(const InverseArguments& a, const Eight (&v)[2], int64_t at, float* scales, int row_tokens, int lane) {
+__device__ void store(const InverseArguments& a, const Eight (&v)[2], int64_t at, float (&scale)[2]) {
   if constexpr (!kQuantised) {
     static_cast<uint4*>(a.grouped)[at] = pack(v[0]);
     static_cast<uint4*>(a.grouped)[at + 32] = pack(v[1]);
@@ -38,13 +38,14 @@ __device__ void store(const InverseArguments& a, const Eight (&v)[2], int64_t at
       // No rounding to bf16 in between.
       const int power = fp8_power(group_max<kBlockLanes>(largest(v[i])), 1e-10f);
       static_cast<uint2*>(a.grouped)[at + 32 * i] = to_e4m3(v[i], power);
-      if (lane % kBlockLanes == 0) scales[(2 * i + lane / kBlockLanes) * row_tokens] = power_of_two(power);
+      scale[i] = power_of_two(power);
     }
   }
 }
 
 template <bool kQuantised>
 __global__ void __launch_bounds__(32 * kWarps) inverse_kernel(const __grid_constant__ InverseArguments a) {
+  after_predecessor();
   const int warp = blockIdx.x * kWarps + threadIdx.x / 32, lane = threadIdx.x % 32;
   const int chunk = warp / a.heads, head = warp - chunk * a.heads;
   const int token = chunk * kTokens;
@@ -64,7 +65,7 @@ __global__ void __launch_bounds__(32 * kWarps) inverse_kernel(const __grid_const
   const int row_tokens = (a.tokens + kTokens - 1) / kTokens * kTokens;
   const int64_t row_vectors = static_cast<int64_t>(a.group_heads) * kRowVectors;
   int64_t at = (static_cast<int64_t>(group) * a.tokens + token) * row_vectors + of_group * kRowVectors + lane;
-  float* scales = a.scales + (static_cast<int64_t>(group) * a.group_heads + of_group) * 4 * row_tokens + token;
+  float scale[kTokens][2] = {};  // of tokens behind the last: 0
 #pragma unroll
   for (int i = 0; i < kTokens; ++i) {
     if (i < there) {
@@ -73,10 +74,14 @@ __global__ void __launch_bounds__(32 * kWarps) inverse_kernel(const __grid_const
         const float* row = a.cos_sin + a.positions[token + i] * kRope;
         rotate<true>(v[1], load_turn(row, kRope / 2, (lane - kFirstRopeLane) * 4));
       }
-      store<kQuantised>(a, v, at + i * row_vectors, scales + i, row_tokens, lane);
-    } else if (kQuantised && lane < kWidth / kBlock) {
-      scales[lane * row_tokens + i] = 0;
+      store<kQuantised>(a, v, at + i * row_vectors, scale[i]);
     }
+  }
+  if (kQuantised && lane % kBlockLanes == 0) {
+    // Four tokens of a block at once: single scales would be a quarter more writes than the codes are.
+    float* rows = a.scales + ((static_cast<int64_t>(group) * a.group_heads + of_group) * 4 + lane / kBlockLanes) * row_tokens + token;
+    *reinterpret_cast<float4*>(rows) = {scale[0][0], scale[1][0], scale[2][0], scale[3][0]};
+    *reinterpret_cast<float4*>(rows + 2 * row_tokens) = {scale[0][1], scale[1][1], scale[2][1], scale[3][1]};
   }
 }
 
@@ -90,7 +95,7 @@ void run(const Call& call) {
   a.cos_sin = r.in("cos_sin", {DType::f32}, {&positions, kRope}).as<const float>();
   a.grouped = r.out("grouped", {kQuantised ? DType::e4m3 : DType::bf16}, {&groups, &tokens, &width}).address;
   const int64_t row = (tokens + kTokens - 1) / kTokens * kTokens;
-  if (kQuantised) a.scales = r.out("scales", {DType::f32}, {&groups, width / kBlock, row}, 4).as<float>();
+  if (kQuantised) a.scales = r.out("scales", {DType::f32}, {&groups, width / kBlock, row}).as<float>();
   const int64_t heads = r.integer();
   r.require(heads > 0 && heads <= padded, "heads", "is " + std::to_string(heads), "pass at most o's heads");
   r.require(heads % groups == 0, "grouped", "does not divide the heads", "pass [G, T, heads / G * 512]");
@@ -102,8 +107,7 @@ void run(const Call& call) {
   a.heads = static_cast<int>(heads);
   a.group_heads = static_cast<int>(heads / groups);
   const int64_t warps = ceil_div(tokens, kTokens) * heads;
-  inverse_kernel<kQuantised><<<ceil_div(warps, kWarps), 32 * kWarps, 0, r.stream()>>>(a);
-  check_launch(call.op);
+  launch(call, inverse_kernel<kQuantised>, ceil_div(warps, kWarps), 32 * kWarps, a);
 }
 
 }  // namespace

@@ -1,4 +1,8 @@
-// Launch arithmetic.
+// Launches that may begin while the kernel before them on the stream ends.
+//
+// On devices that can (sm_90 and newer) every kernel is launched with programmatic stream serialization: its blocks may be
+// resident while its predecessor still runs. So every thread, on every path, calls `after_predecessor` before it touches
+// memory: it lets the next kernel do the same, then waits until the predecessor is over and its writes are visible.
 #pragma once
 #include "call.h"
 
@@ -6,9 +10,48 @@ namespace dsv4 {
 
 constexpr int ceil_div(int64_t value, int64_t by) { return static_cast<int>((value + by - 1) / by); }
 
-inline void check_launch(const char* op) {
-  const cudaError_t code = cudaGetLastError();
-  if (code != cudaSuccess) throw LaunchFailed(op, code);
+inline bool can_overlap() {
+  constexpr int kDevices = 64;
+  static int known[kDevices] = {};  // 0 not asked yet, 1 no, 2 yes; writers agree
+  int device = 0;
+  cudaGetDevice(&device);
+  if (device >= kDevices) return false;
+  if (known[device] == 0) {
+    int major = 0;
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    known[device] = major >= 9 ? 2 : 1;
+  }
+  return known[device] == 2;
 }
+
+template <class Arguments>
+void launch(const Call& call, void (*kernel)(Arguments), dim3 grid, int threads, const Arguments& arguments, size_t shared = 0) {
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared;
+  config.stream = call.stream;
+  config.attrs = &overlap;
+  config.numAttrs = can_overlap() ? 1 : 0;
+  const cudaError_t code = cudaLaunchKernelEx(&config, kernel, arguments);
+  if (code != cudaSuccess) {
+    cudaGetLastError();  // the error is reported here, not by whoever launches next
+    throw LaunchFailed(call.op, code);
+  }
+}
+
+#ifdef __CUDACC__
+__device__ inline void after_predecessor() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#ifndef DSV4_WITHOUT_WAIT
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+#endif
+}
+#endif
 
 }  // namespace dsv4

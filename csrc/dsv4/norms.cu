@@ -43,6 +43,7 @@ __device__ float row_sum(float v) {
 // kMost accesses of 16 bytes a thread hold the widest part.
 template <int kLanes, int kMost>
 __global__ void __launch_bounds__(kThreads) norm_kernel(const __grid_constant__ NormArguments a) {
+  after_predecessor();
   const int of_block = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const int unit = blockIdx.x * (kThreads / kLanes) + of_block, row = unit / a.parts;
   if (row >= a.rows) return;
@@ -53,7 +54,7 @@ __global__ void __launch_bounds__(kThreads) norm_kernel(const __grid_constant__ 
   Eight weight[kMost];
 #pragma unroll
   for (int i = 0; i < kMost; ++i) {
-    if (lane + i * kLanes < vectors) raw[i] = from[i * kLanes];
+    if (lane + i * kLanes < vectors) raw[i] = __ldcs(from + i * kLanes);
   }
 #pragma unroll
   for (int i = 0; i < kMost; ++i) {
@@ -79,12 +80,12 @@ __global__ void __launch_bounds__(kThreads) norm_kernel(const __grid_constant__ 
 template <int kLanes, int kMost>
 void launch_rows(const Call& call, const NormArguments& a) {
   const int blocks = ceil_div(static_cast<int64_t>(a.rows) * a.parts, kThreads / kLanes);
-  norm_kernel<kLanes, kMost><<<blocks, kThreads, 0, call.stream>>>(a);
+  launch(call, norm_kernel<kLanes, kMost>, blocks, kThreads, a);
 }
 
 constexpr int kWidest = 7 * kThreads * kVector;  // 7168, the hidden size of V4-Pro
 
-void launch(const Call& call, const NormArguments& a) {
+void launch_widest(const Call& call, const NormArguments& a) {
   int widest = 0;
   for (int i = 0; i < a.parts; ++i) widest = max(widest, a.part[i].width);
   if (widest <= 4 * 32 * kVector) {
@@ -96,7 +97,6 @@ void launch(const Call& call, const NormArguments& a) {
   } else {
     launch_rows<kThreads, 7>(call, a);
   }
-  check_launch(call.op);
 }
 
 void check_width(const Reader& r, const char* name, int64_t width) {
@@ -126,7 +126,7 @@ void q_kv_rmsnorm(const Call& call) {
   a.rows = static_cast<int>(rows);
   a.row_width = static_cast<int>(together);
   a.parts = 2;
-  launch(call, a);
+  launch_widest(call, a);
 }
 
 void rms_norm(const Call& call) {
@@ -144,7 +144,7 @@ void rms_norm(const Call& call) {
   a.rows = static_cast<int>(rows);
   a.row_width = static_cast<int>(width);
   a.parts = 1;
-  launch(call, a);
+  launch_widest(call, a);
 }
 
 }  // namespace dsv4

@@ -94,6 +94,13 @@ __device__ inline float power_of_two(int power) { return __uint_as_float(static_
 // Which floor keeps the scale of a block of zeros finite; see dsv4/cache/quantise.py.
 enum class Floor { absmax, scale };
 
+// Of eight bf16 values.
+__device__ inline float largest(uint4 v) {
+  const auto size = [](uint32_t pair) { return __habs2(*reinterpret_cast<const __nv_bfloat162*>(&pair)); };
+  const __nv_bfloat162 most = __hmax2(__hmax2(size(v.x), size(v.y)), __hmax2(size(v.z), size(v.w)));
+  return fmaxf(__low2float(most), __high2float(most));
+}
+
 // ceil(log2(absmax / 448)) of a normal absmax. 448 is 1.75 * 2**8, so the quotient passes a power of two where the mantissa
 // passes 1.75; the correctly rounded quotient of the references passes it at the same values.
 __device__ inline int power_over_448(float absmax) {
@@ -131,12 +138,24 @@ __device__ inline uint32_t e2m1(float value) {
   const uint32_t code = bits < 0x3f800000u ? steps : min(rounded, 7u);
   return code | (__float_as_uint(value) >> 28 & 8u);
 }
-__device__ inline uint32_t to_e2m1(const Eight& v, int power) {
-  const float by = power_of_two(-power);
-  uint32_t packed = 0;
-#pragma unroll
-  for (int i = 0; i < kVector; ++i) packed |= e2m1(v.x[i] * by) << (4 * i);
-  return packed;
+// Two neighbouring bf16 values times `by`, a power of two, as a byte of codes. With u = |value|, the code is the least of
+// u / 0.5, u + 2 and u / 2 + 4, each rounded to an even integer: steps of 0.5 up to 2, of 1 up to 4, of 2 beyond. Sums with
+// 64, 128 and 256 round so, and leave the code in the last bits of what is brought to 128.
+__device__ inline uint32_t e2m1x2(uint32_t pair, __nv_bfloat162 by) {
+  const auto both = [](float v) { return __float2bfloat162_rn(v); };
+  const __nv_bfloat162 u = __hmul2(__habs2(*reinterpret_cast<const __nv_bfloat162*>(&pair)), by);
+  const __nv_bfloat162 halves = __hmul2(__hadd2_rn(u, both(64)), both(2));
+  const __nv_bfloat162 ones = __hadd2_rn(__hadd2_rn(u, both(128)), both(2));
+  const __nv_bfloat162 twos = __hfma2(__hadd2_rn(u, both(256)), both(0.5f), both(4));
+  const __nv_bfloat162 least = __hmin2(__hmin2(__hmin2(halves, ones), twos), both(135));  // 7 for what is above 6
+  const uint32_t bits = *reinterpret_cast<const uint32_t*>(&least);
+  const uint32_t codes = (bits & 0x00070007u) | (pair >> 12 & 0x00080008u);
+  return (codes | codes >> 12) & 0xffu;
+}
+// Eight bf16 values over 2**power.
+__device__ inline uint32_t to_e2m1(uint4 v, int power) {
+  const __nv_bfloat162 by = __float2bfloat162_rn(power_of_two(-power));
+  return e2m1x2(v.x, by) | e2m1x2(v.y, by) << 8 | e2m1x2(v.z, by) << 16 | e2m1x2(v.w, by) << 24;
 }
 
 }  // namespace dsv4

@@ -26,6 +26,10 @@ const Op kOps[kOpCount] = {
     {"mhc_pre", "tttttffittt", mhc_pre},
     {"mhc_post", "ttttt", mhc_post},
     {"mhc_post_pre", "ttttttttffitttt", mhc_post_pre},
+    {"route", "tootftt", route},
+    {"swiglu", "tft", swiglu},
+    {"routed_experts", "tttttfttttt", routed_experts},
+    {"combine_experts", "ttttt", combine_experts},
 };
 
 void run(const Op& op, Call& call) {

@@ -103,9 +103,10 @@ class Call:
         )
 
     def poison(self, byte: int) -> Call:
-        """Outs and scratch filled with one byte."""
-        for one in (*self.outs, *self.scratch):
-            one.view(torch.uint8).fill_(byte)
+        """Outs and scratch filled with one byte; what the op writes in part only is zeroed."""
+        kept = (one.partly for one in (self.op.outs | self.op.scratch).values())
+        for one, partly in zip((*self.outs, *self.scratch), kept, strict=True):
+            one.view(torch.uint8).fill_(0 if partly else byte)
         return self
 
 
@@ -131,7 +132,7 @@ def made(op: Op, inputs: tuple[Any, ...], **dims: int) -> Call:
             bound.setdefault(dim, value.shape[axis])
         if one.dtype == "like" and like is None:
             like = value.dtype
-    specs = op.specs(like, **{**bound, **dims})
+    specs = op.specs(like or BF16, **{**bound, **dims})
     device = next(one for one in inputs if isinstance(one, torch.Tensor)).device
     outs = [torch.empty(one.resolve({})[0], dtype=one.dtype, device=device) for one in specs.values()]
     return Call(op, inputs, tuple(outs[: len(op.outs)]), tuple(outs[len(op.outs) :]))
@@ -392,6 +393,21 @@ def hyper_post_pre(m: Maker, rows: int, hidden: int = 4096) -> Call:
     return made(ops.mhc_post_pre, (*_streams(m, rows, hidden), *_mixing(m, hidden)))
 
 
+# -- experts -----------------------------------------------------------------------------------------------
+
+
+def chosen(m: Maker, rows: int, experts: int = 256, k: int = 6, hashed: bool = False) -> Call:
+    """Logits with many ties and none that are nearly so; or what a table says."""
+    scores = (m.noise(rows, experts, dtype=F32) * 16).round() / 16
+    tokens = torch.randint(64, (rows,), generator=m.generator, device=m.device)
+    table = m.plain(64, experts).argsort(1)[:, :k].contiguous() if hashed else None
+    return made(ops.route, (scores, None, table, tokens, 1.5), K=k)
+
+
+def gate(m: Maker, rows: int, inner: int = 2048) -> Call:
+    return made(ops.swiglu, (m.noise(rows, 2 * inner), 7.0))
+
+
 @attrs.frozen
 class Family:
     """How to make a call of an op, and how near its reference it must be.
@@ -437,6 +453,8 @@ FAMILIES: dict[str, Family] = {
     "mhc_pre": Family(hyper_pre, (1e-2, 5e-3)),
     "mhc_post": Family(hyper_post, (8e-3, 1e-6)),
     "mhc_post_pre": Family(hyper_post_pre, (1e-2, 5e-3)),
+    "route": Family(chosen, (1e-5, 1e-6), exact=(0,), data=("random",)),
+    "swiglu": Family(gate, (8e-3, 1e-6)),
 }
 
 

@@ -35,7 +35,7 @@ SHAPES: list[tuple[str, dict[str, Any]]] = [
     *(("q_norm_rope_kv_insert", {"heads": n, "padded": p})
       for n, p in ((1, 8), (8, 8), (8, 16), (16, 16), (16, 64), (3, 5), (64, 128), (128, 128))),
     *(("q_norm_rope_kv_insert", {"block": b}) for b in (1, 2, 16, 100)),
-    *(("q_norm_rope_kv_insert", {"inserted": m}) for m in (0, 1, 20)),
+    *(("q_norm_rope_kv_insert", {"inserted": m}) for m in (0, 1, 20, 37)),
     *(("q_norm_rope_kv_insert", {"stride": s}) for s in (1, 8, 24)),
     ("q_norm_rope_kv_insert", {"layout": Format.PLAIN}),
     ("q_norm_rope_kv_insert", {"layout": Format.PLAIN, "block": 3, "inserted": 9}),
@@ -75,6 +75,8 @@ SHAPES: list[tuple[str, dict[str, Any]]] = [
         {"padded": 128, "splits": 2})),
     *(("sparse_attention_prefill", how) for how in (
         {"padded": 16}, {"padded": 128}, {"listed": 1}, {"listed": 64, "full": True}, {"listed": 1500})),
+    *(("route", how) for how in ({"experts": 8, "k": 3}, {"experts": 384}, {"experts": 1000, "k": 32}, {"hashed": True})),
+    *(("swiglu", {"inner": inner}) for inner in (8, 3072)),
     *((name, {"hidden": h}) for name in ("mhc_pre", "mhc_post", "mhc_post_pre") for h in (256, 7168)),
 ]  # fmt: skip
 
