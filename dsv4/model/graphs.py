@@ -12,6 +12,7 @@ import attrs
 import torch
 
 from dsv4.batch import Batch, batch_of, dummy
+from dsv4.errors import RunError
 from dsv4.model.context import Context
 from dsv4.model.decoder import Decoder, Outcome, outcome
 from dsv4.model.forward import Forward
@@ -46,6 +47,11 @@ class Graphs:
     ----------
     index
         Of the micro-batch.
+
+    Raises
+    ------
+    RunError
+        The mode has graphs, and what the workspace's device is given to capture would not be replayed.
     """
 
     def __init__(self, decoder: Decoder, options: Options, index: int) -> None:
@@ -54,6 +60,7 @@ class Graphs:
         self._buckets: dict[int, Bucket] = {}
         self._replaying: Forward | None = None
         if self.sizes:
+            _check_captures(decoder.ws.device, options.mode)
             self._persist(suffix_of(index))
 
     def _persist(self, suffix: str) -> None:
@@ -130,6 +137,15 @@ class Graphs:
         """The eager region of a layer; nothing while the graph is being captured, when there is no step."""
         if self._replaying is not None:
             self._replaying.run_region(place, held)
+
+
+def _check_captures(device: Any, mode: str) -> None:
+    """Without an order of its own, a device runs operators as they are captured."""
+    if getattr(device, "type", "") != "cuda" and not getattr(device, "deferred", False):
+        raise RunError(
+            f"mode {mode!r} on {device}: its operators run at once and cannot be captured",
+            "use mode 'eager', a CUDA device, or a simulated.Device(execution='deferred')",
+        )
 
 
 def _tensors(lease: Any) -> dict[str, Any]:

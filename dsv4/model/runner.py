@@ -174,8 +174,8 @@ class Runner:
 
 
 def _load(caches: Caches) -> float:
-    """How full the fullest group is."""
-    return max(1 - one.free_blocks / one.blocks for one in caches.allocators.values())
+    """How full its groups are, taken together."""
+    return sum(1 - one.free_blocks / one.blocks for one in caches.allocators.values())
 
 
 def _check(
