@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch.nn.functional import softplus
 
+from dsv4.ops import kernels
 from dsv4.ops.argument import FLOAT, I32, I64, WIDE, argument
 from dsv4.ops.math import wide
 from dsv4.ops.op import Op
@@ -134,6 +137,55 @@ def _routed_experts(
     y.copy_(terms.sum(1))
 
 
+def _grouped_experts(
+    x: torch.Tensor,
+    experts: torch.Tensor,
+    weights: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    limit: float,
+    y: torch.Tensor,
+    rows: torch.Tensor,
+    gate_up: torch.Tensor,
+    act: torch.Tensor,
+    down: torch.Tensor,
+) -> None:
+    """`_routed_experts` on a GPU without asking it anything, so that a graph can capture it: PyTorch's grouped GEMM.
+
+    It allocates its results itself: gate_up and down stay untouched.
+    """
+    given = x, experts, weights, w13, w2, limit, y, rows, gate_up, act, down
+    if not _groups(x, w2):
+        _routed_experts(*given)
+        return
+    if kernels.FAST["routed_experts"](*given):
+        return
+    flat = experts.flatten()
+    sorted_, order = flat.sort(stable=True)
+    # Experts of other ranks come first and count to the first group: what that gives for them, nobody adds up.
+    ends = torch.searchsorted(sorted_, torch.arange(1, w13.shape[0] + 1, dtype=I32, device=x.device), out_int32=True)
+    torch.index_select(x, 0, order // experts.shape[1], out=rows)
+    swiglu(torch._grouped_mm(rows, w13.transpose(1, 2), ends), limit, out=act)
+    summands = torch._grouped_mm(act, w2.transpose(1, 2), ends)
+    places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
+    kernels.FAST["combine_experts"](summands, places, experts, weights, y)
+
+
+def _groups(x: torch.Tensor, w2: torch.Tensor) -> bool:
+    """Whether the kernels and the grouped GEMM take tensors of this kind: bfloat16, rows of whole 16 bytes, sm_90."""
+    return (
+        "combine_experts" in kernels.FAST
+        and x.dtype is torch.bfloat16 is w2.dtype
+        and not (w2.shape[1] | w2.shape[2]) % 8
+        and _capability(x.device) >= (9, 0)
+    )
+
+
+@cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
+
+
 route = Op(
     "route(Tensor logits, Tensor? bias, Tensor? table, Tensor tokens, float factor, Tensor(a!) experts, "
     "Tensor(b!) weights) -> ()",
@@ -170,4 +222,5 @@ routed_experts = Op(
         "act": argument("T*K", "I"),
         "down": argument("T*K", "H"),
     },
+    cuda=_grouped_experts,
 )

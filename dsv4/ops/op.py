@@ -36,6 +36,8 @@ class Op:
         The kernel for the CPU, in float32 or float64 whatever the activations are.
     inputs, outs, scratch
         The tensors by name, in the schema's order; inputs that the op mutates (caches) are inputs here.
+    cuda
+        What runs on CUDA where no kernel of the extension does; omitted, the reference.
 
     Raises
     ------
@@ -52,6 +54,7 @@ class Op:
         inputs: Mapping[str, Argument],
         outs: Mapping[str, Argument] | None = None,
         scratch: Mapping[str, Argument] | None = None,
+        cuda: Callable[..., None] | None = None,
     ) -> None:
         self.name = schema.partition("(")[0]
         self.__doc__ = reference.__doc__
@@ -60,7 +63,7 @@ class Op:
         LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         LIBRARY.impl(self.name, reference, "CPU")
         if self.name not in kernels.NAMES:
-            LIBRARY.impl(self.name, reference, "CUDA")
+            LIBRARY.impl(self.name, cuda or reference, "CUDA")
         torch.library.register_fake(f"dsv4::{self.name}", _writes_only, lib=LIBRARY)
         self.overload = getattr(torch.ops.dsv4, self.name).default
         names = [one.name for one in self.overload._schema.arguments]
@@ -101,11 +104,11 @@ class Op:
             and not kernels.dispatch_modes()
             and not kernels.function_modes()
         ):
-            outs = () if out is None else (out,) if isinstance(out, torch.Tensor) else tuple(out)
-            parts = () if scratch is None else (scratch,) if isinstance(scratch, torch.Tensor) else tuple(scratch)
-            # The kernel's own checks are the op's; whatever it does not take, slots among it, goes the long way.
+            outs, parts = _tensors(out), _tensors(scratch)
+            # The kernel's own checks are the op's; whatever it does not take goes the long way.
             if self._fast(*inputs, *outs, *parts):
                 return outs[0] if len(outs) == 1 else outs
+            return self._dispatched(inputs, outs or None, parts or None)
         return self._dispatched(inputs, out, scratch)
 
     def _dispatched(self, inputs: tuple[Any, ...], out: Any, scratch: Any) -> Any:
@@ -246,6 +249,15 @@ class Op:
                 f"{_text(argument.shape)} is {shape} here",
                 name=name,
             )
+
+
+def _tensors(given: Any) -> tuple[Any, ...]:
+    """Outs or scratch one by one; what slots stand for is allocated, as the returning form would."""
+    if given is None:
+        return ()
+    if type(given) is tuple or type(given) is list:
+        return tuple(one.tensor() if type(one) is Slot else one for one in given)
+    return (given.tensor() if type(given) is Slot else given,)
 
 
 def _writes_only(*_: Any) -> None:

@@ -75,7 +75,8 @@ SHAPES: list[tuple[str, dict[str, Any]]] = [
         {"padded": 128, "splits": 2})),
     *(("sparse_attention_prefill", how) for how in (
         {"padded": 16}, {"padded": 128}, {"listed": 1}, {"listed": 64, "full": True}, {"listed": 1500})),
-    *(("route", how) for how in ({"experts": 8, "k": 3}, {"experts": 384}, {"experts": 1000, "k": 32}, {"hashed": True})),
+    *(("route", how) for how in (
+        {"experts": 8, "k": 3}, {"experts": 384}, {"experts": 1000, "k": 32}, {"hashed": True})),
     *(("swiglu", {"inner": inner}) for inner in (8, 3072)),
     *((name, {"hidden": h}) for name in ("mhc_pre", "mhc_post", "mhc_post_pre") for h in (256, 7168)),
 ]  # fmt: skip
