@@ -41,7 +41,7 @@ def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, cache_hash=True)
 class ModelConfig:
     """Shapes and constants of one model; field names are those of the family's ``config.json``.
 

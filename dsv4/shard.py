@@ -13,7 +13,7 @@ SHARED_OUT = ("num_attention_heads", "o_groups", "n_routed_experts", "moe_interm
 """What the ranks divide; the inner size of the shared expert only."""
 
 
-@attrs.frozen
+@attrs.frozen(cache_hash=True)
 class Shard:
     """Sizes of one rank's attention.
 

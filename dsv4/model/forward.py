@@ -89,6 +89,7 @@ class Forward:
     all_reduce: AllReduce | None = None
     leases: dict[str, Any] = attrs.field(factory=dict)
     sums: dict[str, Any] = attrs.field(factory=dict)
+    _stages: dict[tuple[Any, str], tuple[Any, dict[str, int]]] = attrs.field(factory=dict, init=False)
     place: int = 0
     given: Any = None
     broken: Callable[[Forward], None] | None = None
@@ -198,9 +199,14 @@ class Forward:
 
     def _acquire(self, name: str) -> None:
         kind = self.weights.kind
-        layout = stage_layouts(self.shard, self.precision, kind)[name]
-        own = {dim: value for dim, value in self.dims[kind].items() if dim in layout.dim_names}
-        self.leases[name] = self.ws.acquire(layout, **own)
+        found = self._stages.get((kind, name))
+        if found is None:
+            layout = stage_layouts(self.shard, self.precision, kind)[name]
+            own = {dim: value for dim, value in self.dims[kind].items() if dim in layout.dim_names}
+            found = self._stages[kind, name] = layout, own
+        layout, own = found
+        # Not `acquire`, which has more to look at.
+        self.leases[name] = self.ws.lease(layout, **own).__enter__()
 
     def _fork(self, node: Fork) -> None:
         with self.ws.fork(*(self.streams[branch.stream] for branch in node.branches)) as branch:

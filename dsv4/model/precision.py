@@ -9,7 +9,7 @@ from dsv4.cache.caches import Storage
 from dsv4.cache.pages import Format
 
 
-@attrs.frozen
+@attrs.frozen(cache_hash=True)
 class Precision:
     """Dtypes of one run.
 
