@@ -67,6 +67,7 @@ class StandIn:
         self.kept: dict[tuple[int, str, int], tuple[int, int]] = {}
         self.draw = random.Random(0)
         self.steps: list[tuple[Rows, ...]] = []
+        self.failed: tuple[Rows, ...] = ()
 
     def check_fits(self, tokens: int) -> None:
         self.caches[0].check_fits(tokens - 1, self.engine.max_num_batched_tokens)
@@ -80,6 +81,7 @@ class StandIn:
         """Rows of `hidden` are one-hot logits."""
         self.steps.append(tuple(rows))
         if len(self.steps) - 1 == self.fail_at:
+            self.failed = tuple(rows)
             raise ArithmeticError("on purpose")
         chosen = [
             following(self._read(0, contexts[one.request], position, 0))

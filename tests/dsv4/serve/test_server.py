@@ -33,15 +33,26 @@ REQUESTS = some.lists(some.tuples(some.integers(1, 265), some.integers(1, 30)), 
 
 
 @settings(max_examples=25, deadline=None)
-@given(requests=REQUESTS, room=some.integers(256, 1000), drafts=some.integers(0, 4), arrive=some.integers(0, 3))
+@given(
+    requests=REQUESTS,
+    room=some.integers(256, 1000),
+    drafts=some.integers(0, 4),
+    arrive=some.integers(0, 3),
+    cancelled=some.sets(some.integers(0, 5), max_size=2),
+    fail_at=some.integers(-1, 20),
+)
 def test_every_request_gets_its_tokens_however_little_room_there_is(
-    requests: list[tuple[int, int]], room: int, drafts: int, arrive: int
+    requests: list[tuple[int, int]], room: int, drafts: int, arrive: int, cancelled: set[int], fail_at: int
 ) -> None:
-    """Evictions, rejected guesses and arrivals in the middle change no token, and every block comes back."""
-    model = StandIn(room, drafts=drafts)
+    """Evictions, wrong guesses, arrivals, cancellations and a failing step change no token of the others.
+
+    Every block comes back.
+    """
+    model = StandIn(room, drafts=drafts, fail_at=fail_at)
     everything = model.free
     server = Server(model)
     found: list[Generation] = []
+    ended: dict[int, Finish] = {}
     for seed, (length, new) in enumerate(requests):
         try:
             found.append(server.submit(prompt(length, seed), Sampling(max_new_tokens=new)))
@@ -49,11 +60,16 @@ def test_every_request_gets_its_tokens_however_little_room_there_is(
             continue
         for _ in range(arrive):
             server.step()
+        for place in cancelled & {len(found) - 2}:
+            if server.cancel(found[place]):
+                ended[found[place].id] = Finish.CANCELLED
     drain(server)
+    ended |= {one.request: Finish.ERROR for one in model.failed}
     for generation in found:
-        tokens = generation.context.tokens[: generation.prompt_tokens]
-        assert generation.tokens == expected(tokens, generation.sampling.max_new_tokens)
-        assert generation.finish is Finish.LENGTH
+        wanted = expected(generation.context.tokens[: generation.prompt_tokens], generation.sampling.max_new_tokens)
+        assert generation.tokens == wanted[: len(generation.tokens)]
+        assert generation.finish is ended.get(generation.id, Finish.LENGTH)
+        assert generation.tokens == wanted or generation.finish is not Finish.LENGTH
     assert model.free == everything
 
 
