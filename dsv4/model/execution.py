@@ -85,14 +85,19 @@ class Execution:
         )
 
     def prepare(self, ws: Any, mode: str, aux_streams: bool, micro_batches: int) -> Program:
-        """The script on a workspace, in the mode and with the streams of `dsv4.options.Options`."""
+        """The script on a workspace, in the mode and with the streams of `dsv4.options.Options`.
+
+        The workspace is locked, as in a server: what was reserved is enough.
+        """
         options = Options(mode=mode, aux_streams=aux_streams, micro_batches=micro_batches)
         model, draft = self.weights
         reserve(ws, self.shard, self.precision, ENGINE, options, draft=self.draft)
         caches = [self._caches() for _ in range(micro_batches)]
         drafted = [self._caches(draft=True) for _ in range(micro_batches if self.draft else 0)]
         given = ws, self.shard, self.precision, ENGINE, model, caches, options
-        return Program(self, Runner(*given, draft=draft, draft_caches=drafted))
+        runner = Runner(*given, draft=draft, draft_caches=drafted)
+        ws.lock()
+        return Program(self, runner)
 
     def context(self, request: int) -> Context:
         """A request with the tokens that are known of it: those the script feeds, and the one after."""

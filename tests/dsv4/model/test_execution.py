@@ -60,5 +60,6 @@ def test_a_run_leaves_no_block_and_no_lease() -> None:
     held = ws.snapshot().allocated
     with torch.no_grad():
         program.run()
+    assert ws.locked and ws.snapshot().growths == 0
     assert [{name: one.free_blocks for name, one in each.allocators.items()} for each in caches] == free
     assert ws.snapshot().allocated == held
