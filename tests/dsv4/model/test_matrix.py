@@ -9,11 +9,20 @@ from typing import Any
 
 import attrs
 import pytest
+import torch
 
+import workspace
+from dsv4.model import attend
+from dsv4.model.decoder import KERNELS
 from dsv4.model.forward import Forward
 from dsv4.model.graphs import Graphs
-from dsv4.topology import Fork
+from dsv4.model.metadata import Padding
+from dsv4.model.presets import TINY
+from dsv4.scheduler import Rows
+from dsv4.topology import Fork, Op
 from tests.dsv4.model.cells import MODES, SAFE, Setting, reference, runs
+from tests.dsv4.model.made import context, decoder, prompt
+from workspace import simulated
 
 SETTINGS = list(product(MODES, (True, False), (1, 2)))
 CELLS = list(product(SAFE, SETTINGS))
@@ -136,3 +145,27 @@ def test_a_late_refill_of_a_graphs_metadata_is_caught(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Graphs, "replay", late)
     assert caught("event_fenced", ("narrow", True, 1), range(4))
+
+
+@pytest.mark.parametrize("cleared", (True, False))
+def test_rows_that_nobody_attends_for_are_zero(cleared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What padding holds reaches the experts and decides how large their batches are. Control: it is not cleared."""
+    seen: list[bool] = []
+    plain = KERNELS["fused_inv_rope_fp8_quant"]
+
+    def watched(f: Forward, op: Op) -> None:
+        if f.meta.attended < f.tokens:
+            seen.append(bool((f.output.o[f.meta.attended :] == 0).all()))
+        plain(f, op)
+
+    monkeypatch.setitem(KERNELS, "fused_inv_rope_fp8_quant", watched)
+    if not cleared:
+        monkeypatch.setattr(attend, "clear_padding", lambda f: None)
+    device = simulated.Device(memory="host", execution="deferred", seed=0)
+    with torch.no_grad(), device:
+        model = decoder(TINY, ws=workspace.create("event_fenced", device=device, poison=True), capacity=64)
+        one = context(model, prompt(TINY, 9))
+        with model.ws.fork(model.main) as branch, branch(model.main):
+            model.forward([Rows(0, 0, 8, True, True)], {0: one}, Padding(16, 1, 0))
+            model.forward([Rows(0, 8, 1, False, True)], {0: one}, Padding(2, 1, 0))
+    assert len(seen) == 2 * TINY.num_hidden_layers and all(seen) == cleared
