@@ -1,15 +1,21 @@
-"""How many blocks the caches get of the memory that they share with the workspace."""
+"""What fits: how many blocks the caches get of the memory that they share with the workspace, and the weights."""
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from collections.abc import Sequence
+from math import prod
 
 import attrs
+import torch
 
 from dsv4.cache.groups import COMPRESSED_BLOCK
 from dsv4.cache.paging import Paging
+from dsv4.config import ModelConfig
 from dsv4.engine import Engine
+from dsv4.model.parameters import parameters
+from dsv4.parallel import Ranks
 from dsv4.serve.errors import BudgetError
 
 TYPICAL = 4
@@ -103,3 +109,21 @@ def size_caches(memory: int | None, workspace: int, caching: Caching, homes: int
             caches=least,
         )
     return found
+
+
+def check_weights(config: ModelConfig, dtype: torch.dtype, draft: bool, ranks: Ranks) -> None:
+    """Raise `BudgetError` when a rank's weights are more than all memory of its device."""
+    shapes = parameters(config).items()
+    count = sum(prod(shape) for name, shape in shapes if draft or not name.startswith("mtp."))
+    nbytes = count * dtype.itemsize // ranks.size
+    if ranks.device.type == "cuda":
+        there = torch.cuda.get_device_properties(ranks.device).total_memory
+    else:
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if nbytes > there:
+        raise BudgetError(
+            f"the weights take {nbytes} bytes, and {ranks.device} has {there}",
+            "serve fewer layers or experts of the model, or share it among more ranks",
+            weights=nbytes,
+            memory=there,
+        )

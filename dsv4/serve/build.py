@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,6 @@ from dsv4.config import ModelConfig, reduced
 from dsv4.configfile import resolve
 from dsv4.engine import Engine
 from dsv4.errors import RequestError, RunError
-from dsv4.model.parameters import parameters
 from dsv4.model.precision import Precision
 from dsv4.model.presets import MIXED
 from dsv4.model.random_weights import RandomTensors
@@ -30,8 +27,7 @@ from dsv4.model.reserve import reserve
 from dsv4.model.runner import Runner
 from dsv4.model.weights import Assembly
 from dsv4.options import Options
-from dsv4.serve.budget import Caching, size_caches
-from dsv4.serve.errors import BudgetError
+from dsv4.serve.budget import Caching, check_weights, size_caches
 from dsv4.serve.folder_tokenizer import tokenizer_of
 from dsv4.serve.model import RunnerModel
 from dsv4.serve.tokenizer import ByteTokenizer, Tokenizer
@@ -145,7 +141,6 @@ def deployed(options: ModelOptions) -> Iterator[Deployment]:
     try:
         tensors = _tensors(options, ranks)
         _check(options, tensors.config)
-        check_weights(tensors.config, PRECISIONS[options.precision].activations, options.drafts > 0, ranks)
         ranks.agree(tensors.config, **attrs.asdict(options, recurse=False))
         tokenizer, note = _tokenizer(options)
         with (
@@ -170,6 +165,7 @@ def _parts(
 ) -> Iterator[tuple[RunnerModel, int, tuple[Caches, ...]]]:
     """The model, the bytes of its workspace, and its caches."""
     config, precision = tensors.config, PRECISIONS[options.precision]
+    check_weights(config, precision.activations, options.drafts > 0, ranks)
     shard = Shard(config, tensor_parallel=ranks.size, rank=ranks.rank, attention="flashinfer")
     held = reserve(ws, shard, precision, options.engine, options.run, draft=options.drafts > 0)
     held = max(held, ws.snapshot().reserved)
@@ -224,24 +220,6 @@ def _check(options: ModelOptions, config: ModelConfig) -> None:
         )
     if options.drafts and not config.num_nextn_predict_layers:
         raise RequestError("the model has no MTP block to guess tokens with", "serve it without speculative decoding")
-
-
-def check_weights(config: ModelConfig, dtype: torch.dtype, draft: bool, ranks: parallel.Ranks) -> None:
-    """Raise `BudgetError` when a rank's weights are more than all memory of its device."""
-    shapes = parameters(config).items()
-    count = sum(prod(shape) for name, shape in shapes if draft or not name.startswith("mtp."))
-    nbytes = count * dtype.itemsize // ranks.size
-    if ranks.device.type == "cuda":
-        there = torch.cuda.get_device_properties(ranks.device).total_memory
-    else:
-        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if nbytes > there:
-        raise BudgetError(
-            f"the weights take {nbytes} bytes, and {ranks.device} has {there}",
-            "serve fewer layers or experts of the model, or share it among more ranks",
-            weights=nbytes,
-            memory=there,
-        )
 
 
 def _caches(

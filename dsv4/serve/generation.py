@@ -51,13 +51,18 @@ class Generation:
         return self.context.tokens[self.prompt_tokens :]
 
     @property
+    def generated(self) -> int:
+        """How many they are."""
+        return len(self.context.tokens) - self.prompt_tokens
+
+    @property
     def tokens_left(self) -> int:
         """Tokens it may still be given."""
-        return self.prompt_tokens + self.sampling.max_new_tokens - len(self.context.tokens)
+        return self.sampling.max_new_tokens - self.generated
 
     @property
     def ended_by(self) -> Finish | None:
         """`Finish.STOP` or `Finish.LENGTH` once its last token is such a one."""
-        if len(self.context.tokens) > self.prompt_tokens and self.context.tokens[-1] in self.sampling.stop_tokens:
+        if self.generated and self.context.tokens[-1] in self.sampling.stop_tokens:
             return Finish.STOP
         return None if self.tokens_left else Finish.LENGTH

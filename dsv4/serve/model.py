@@ -93,11 +93,11 @@ class RunnerModel:
 
     def take(self, rows: Rows, context: Context) -> None:
         self.runner.take([rows], {rows.request: context})
-        for draft in self.runner.drafts:
-            if context.holds(draft.target.caches):
-                # The block guesses on behind the step's last row.
-                end = min(rows.end + self.drafts - 1, self.engine.max_model_len)
-                context.blocks_of(draft.caches).extend(rows.start, end)
+        if self.drafts:
+            # The block guesses on behind the step's last row.
+            end = min(rows.end + self.drafts - 1, self.engine.max_model_len)
+            caches = self.runner.drafts[self.runner.home(context)].caches
+            context.blocks_of(caches).extend(rows.start, end)
 
     def forward(self, rows: Sequence[Rows], contexts: Contexts) -> Outcome:
         return self.runner.forward(rows, contexts)

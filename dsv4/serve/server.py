@@ -110,8 +110,8 @@ class Server:
             At the end, where a step of the request failed.
         """
         given = 0
-        while generation.finish is None or given < len(generation.tokens):
-            new = generation.tokens[given:]
+        while generation.finish is None or given < generation.generated:
+            new = generation.context.tokens[generation.prompt_tokens + given :]
             given += len(new)
             yield from new
             if not new:

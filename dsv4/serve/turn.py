@@ -55,7 +55,7 @@ class Turn:
         """Take tokens from logits [len(sampled), V], as far as the guesses are what would have been chosen."""
         generation = self.generation
         for row, guess in zip(logits, [*self.guesses, None], strict=True):
-            token = choose(row, generation.sampling, len(generation.tokens))
+            token = choose(row, generation.sampling, generation.generated)
             generation.context.append([token])
             self.tokens.append(token)
             if token != guess or generation.ended_by:
