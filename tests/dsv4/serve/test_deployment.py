@@ -49,9 +49,20 @@ def alone() -> list[list[int]]:
     ids=str,
 )
 def test_a_batch_gives_each_request_what_it_gets_alone(changed: dict[str, Any], alone: list[list[int]]) -> None:
-    """Whatever the strategy, the chunks, the run mode, the micro-batches."""
+    """Whatever the strategy, the chunks, the run mode, the micro-batches; no two accesses of a simulated run race."""
     with tiny(**changed) as one:
         assert together(one) == alone
+        if changed.get("device") == "simulated":
+            assert one.workspace.device.verdict() == "SAFE"
+
+
+def test_a_pool_without_lifetimes_races_in_the_same_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control: the check sees what two micro-batches do to shared bytes that nothing orders."""
+    monkeypatch.setenv("WORKSPACE_ALLOW_UNSAFE", "true")
+    run = Options(mode="narrow", micro_batches=2)
+    with tiny(strategy="unfenced", run=run, device="simulated", drafts=1) as one:
+        together(one)
+        assert one.workspace.device.verdict() == "UNSAFE"
 
 
 def test_evictions_change_no_token() -> None:
