@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from workspace.driver import Buffer
@@ -60,6 +61,10 @@ class Slab:
         while (following := found[-1].next) is not None:
             found.append(following)
         return found
+
+    def free_runs(self) -> list[list[Block]]:
+        """Its free blocks, neighbours together."""
+        return [list(run) for free, run in groupby(self.blocks(), lambda block: block.state == FREE) if free]
 
     def idle(self) -> bool:
         """Whether all of it is free."""

@@ -183,7 +183,7 @@ class Pool:
         given = []
         for slab in [slab for slab in self.slabs if slab.nbytes < below and slab.idle()]:
             nbytes = slab.nbytes
-            self._gather(slab)
+            self._merge(slab.blocks())
             if self.source.give_up(slab):
                 self._remove(slab.first)
                 slab.first.state = GONE
@@ -192,19 +192,24 @@ class Pool:
         return given
 
     def gather(self, nbytes: int) -> bool:
-        """Make idle slabs that are large enough one block each, whatever homes divide them; whether any was divided."""
-        divided = [slab for slab in self.slabs if slab.nbytes >= nbytes and slab.first.next is not None and slab.idle()]
-        for slab in divided:
-            self._gather(slab)
-        return bool(divided)
+        """Make one block of neighbours that are free and together large enough, whatever homes divide them.
 
-    def _gather(self, slab: Slab) -> None:
-        """Make an idle slab one free block, whatever homes its blocks had."""
-        for block in slab.blocks():
+        Of several such runs the smallest; returns whether there was one.
+        """
+        runs = [run for slab in self.slabs for run in slab.free_runs() if len(run) > 1]
+        runs = [run for run in runs if sum(block.nbytes for block in run) >= nbytes]
+        if not runs:
+            return False
+        self._merge(min(runs, key=lambda run: sum(block.nbytes for block in run)))
+        return True
+
+    def _merge(self, run: list[Block]) -> None:
+        """Make neighbouring free blocks one, which belongs to the home of the first."""
+        for block in run:
             self._remove(block)
-        while slab.first.next is not None:
-            slab.first.absorb_next()
-        self._insert(slab.first)
+        for _ in run[1:]:
+            run[0].absorb_next()
+        self._insert(run[0], coalesce=False)
 
     def consolidate(self) -> bool:
         """Empty all shelves into the free blocks; returns whether there was anything on them."""

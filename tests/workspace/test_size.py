@@ -238,6 +238,26 @@ def test_growth_that_fails_keeps_what_was_reserved(strategy: str, how: str) -> N
     del blocker
 
 
+@pytest.mark.parametrize("ordered", [True, False])
+def test_pieces_of_several_streams_serve_a_large_lease_together(ordered: bool) -> None:
+    """Under lock, something else on loan: neighbours that other streams left are one block, fenced if need be."""
+    device, ws = scene("per_stream", reserve=2 * MIB)
+    ws.lock()
+    one, two = ws.stream("one"), ws.stream("two")
+    small = ws.acquire(BYTES, N=1024, stream=one)
+    held = [ws.acquire(BYTES, N=64 << 10, stream=(one, two)[turn % 2]) for turn in range(31)]
+    for lease in held:
+        device.launch("fill", writes=[lease.x], stream=lease.stream.key)
+        lease.release()
+    if ordered:
+        ws.synchronize()
+    with ws.on(one), ws.lease(BYTES, N=256 << 10) as large:
+        device.launch("write", writes=[large.x])
+    small.release()
+    assert device.verdict() == "SAFE" and (ws.snapshot().fences > 0) is not ordered
+    check_books(ws)
+
+
 def test_running_out_of_device_memory_is_typed_and_survived() -> None:
     """Idle slabs are given up first; then the error, and the pool serves what it can."""
     _, ws = scene(memory=16 * MIB)
