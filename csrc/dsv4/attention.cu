@@ -2,137 +2,19 @@
 //
 // Floor of decode with 640 keys and 64 heads: 374 KB of pages, 64 KB of q and 64 KB of o a row, against 84 Mflop: at 4.2 TB/s
 // and 800 Tflop/s 0.12 us against 0.11. A block takes 64 heads of a row, so that a key is read and dequantised once for
-// all of them, and streams tiles of 64 keys: the bytes of the next tile arrive by cp.async while this one is multiplied.
-// Two groups of four warps: each scores one half of a tile's keys, and each sums one half of the dims over all of them.
+// all of them, and streams tiles of keys, which four warps fetch (attention_keys.cuh) while eight multiply. Those are two
+// groups of four: each scores one half of a tile's keys, and each sums one half of the dims over all of them.
 // Where rows alone leave multiprocessors idle, a row's keys are split among blocks, and a second kernel merges the parts.
-#include "launch.cuh"
+#include "attention_keys.cuh"
 #include "ops.h"
-#include "states.cuh"
-#include "tensor_core.cuh"
 
 namespace dsv4 {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kHeads = 64;    // of a block
-constexpr int kTile = 64;     // keys
-constexpr int kColumns = kWidth / 64;
-constexpr int kColumnBytes = 64 * kRowBytes;
-constexpr int kTileBytes = kColumns * kColumnBytes;
-constexpr int kStagedBytes = 592;  // a state and its scales; not a multiple of 128, so that rows lie in other banks
 constexpr float kLog2e = 1.4426950408889634f;
-
-// Keys by slot: pages of a cache, or gathered rows as one page.
-struct Keys {
-  Pages cache;
-  const int32_t* slots;  // [rows, listed]
-  const int32_t* lens;   // [rows]; null when there is no such list
-  int listed;
-};
-
-struct AttentionArguments {
-  const uint4* q;  // [rows, padded, 512] bf16
-  Keys keys[2];    // the first list comes before the second
-  const float* sink;
-  uint4* o;        // [rows, padded, 512] bf16
-  float* partial;  // [rows, splits, padded, 514]: sums, largest score, weight
-  float scale;     // of scores, to base 2
-  int padded, splits, format;
-};
-
 constexpr int kPartial = kWidth + 2;
 
-// Shared memory of a block. Tiles first: they need 1024-byte alignment.
-struct __align__(1024) Shared {
-  uint8_t q[kTileBytes];
-  uint8_t keys[kTileBytes];
-  uint8_t weights[kHeads * kRowBytes];
-  uint8_t staged[kTile * kStagedBytes];  // raw states of the next tile; dequantised keys need none
-  const uint8_t* state[2][kTile];        // of this tile and the next; null where there is no key
-  const uint8_t* scales[2][kTile];
-  uint32_t there[2][kTile / 32];
-  float largest[2][kHeads];              // by warp group
-  float weight[2][kHeads];
-};
-
-__device__ void copy16(uint32_t to, const void* from, bool there) {
-  // Zeroes where there is nothing to read.
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
-}
-__device__ void copy8(uint32_t to, const void* from, bool there) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(there ? 8 : 0) : "memory");
-}
-__device__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
-// Which states a tile reads: the first 64 threads find them.
-__device__ void locate(const AttentionArguments& a, Shared& s, int row, int tile, int first_count, int count) {
-  const int i = threadIdx.x;
-  if (i >= kTile) return;
-  const int place = tile * kTile + i, list = place >= first_count;
-  const Keys& keys = a.keys[list];
-  const uint8_t *state = nullptr, *scales = nullptr;
-  if (place < count) {
-    const int32_t slot = keys.slots[static_cast<int64_t>(row) * keys.listed + place - (list ? first_count : 0)];
-    if (slot >= 0) {
-      int offset;
-      uint8_t* page = page_of(keys.cache, slot, offset);
-      state = page + static_cast<int64_t>(offset) * (a.format == kPlain ? 2 * kWidth : kStateBytes);
-      scales = page + static_cast<int64_t>(keys.cache.block_size) * kStateBytes + offset * kScaleBytes;
-    }
-  }
-  s.state[tile & 1][i] = state;
-  s.scales[tile & 1][i] = scales;
-  const uint32_t there = __ballot_sync(kWholeWarp, state != nullptr);
-  if (i % 32 == 0) s.there[tile & 1][i / 32] = there;
-}
-
-// Starts the copies of a located tile: raw states to the staging rows, plain ones into place.
-template <bool kQuantised>
-__device__ void fetch(const AttentionArguments& a, Shared& s, int tile) {
-  const void* anywhere = a.q;  // an address for copies of nothing
-  if constexpr (kQuantised) {
-    constexpr int kChunks = kStateBytes / 16;
-    const uint32_t staged = shared_address(s.staged);
-    for (int i = threadIdx.x; i < kTile * kChunks; i += kThreads) {
-      const int key = i / kChunks, chunk = i - key * kChunks;
-      const uint8_t* state = s.state[tile & 1][key];
-      copy16(staged + key * kStagedBytes + chunk * 16, state ? state + chunk * 16 : anywhere, state != nullptr);
-    }
-    if (threadIdx.x < kTile) {
-      const uint8_t* scales = s.scales[tile & 1][threadIdx.x];
-      copy8(staged + threadIdx.x * kStagedBytes + kStateBytes, scales ? scales : anywhere, scales != nullptr);
-    }
-  } else {
-    const uint32_t keys = shared_address(s.keys);
-    for (int i = threadIdx.x; i < kTile * kWidth / kVector; i += kThreads) {
-      const int key = i / (kWidth / kVector), chunk = i % (kWidth / kVector);
-      const uint8_t* state = s.state[tile & 1][key];
-      copy16(keys + chunk / 8 * kColumnBytes + swizzled(key, chunk % 8), state ? state + chunk * 16 : anywhere, state != nullptr);
-    }
-  }
-}
-
-// Staged states to bf16 keys. Neighbouring threads take neighbouring keys, whose rows lie in other banks.
-__device__ void dequantise(Shared& s) {
-  const int key = threadIdx.x % kTile;
-  const uint8_t* row = s.staged + key * kStagedBytes;
-#pragma unroll
-  for (int i = threadIdx.x / kTile; i < kNope / 16; i += kThreads / kTile) {
-    const uint4 codes = *reinterpret_cast<const uint4*>(row + i * 16);
-    const float scale = ue8m0(row[kStateBytes + i / 4]);
-    const uint2 a = bf16_of_e4m3x4(codes.x, scale), b = bf16_of_e4m3x4(codes.y, scale);
-    const uint2 c = bf16_of_e4m3x4(codes.z, scale), d = bf16_of_e4m3x4(codes.w, scale);
-    uint8_t* column = s.keys + i / 4 * kColumnBytes;
-    *reinterpret_cast<uint4*>(column + swizzled(key, i % 4 * 2)) = {a.x, a.y, b.x, b.y};
-    *reinterpret_cast<uint4*>(column + swizzled(key, i % 4 * 2 + 1)) = {c.x, c.y, d.x, d.y};
-  }
-  for (int chunk = threadIdx.x / kTile; chunk < 8; chunk += kThreads / kTile) {
-    *reinterpret_cast<uint4*>(s.keys + (kColumns - 1) * kColumnBytes + swizzled(key, chunk)) =
-        *reinterpret_cast<const uint4*>(row + kNope + chunk * 16);
-  }
-}
-
-// What a thread keeps of its two heads (lane / 4, and 8 further) through the tiles.
+// What a consumer keeps of its two heads (lane / 4, and 8 further) through the tiles.
 struct Running {
   float largest[2] = {-INFINITY, -INFINITY};  // the same in both warp groups
   float weight[2] = {0, 0};                   // of this thread's keys
@@ -142,24 +24,25 @@ struct Running {
 // exp2 of a score over the largest one, which is -inf as long as no key was seen.
 __device__ float weigh(float score, float largest) { return largest == -INFINITY ? 0.0f : exp2f(score - largest); }
 
-__device__ void attend_tile(const AttentionArguments& a, Shared& s, Running& run, int tile) {
+template <int kTile>
+__device__ void attend_tile(const AttentionArguments& a, Shared<kTile>& s, Running& run, int stage) {
+  constexpr int kOwn = kTile / 2;  // keys of a warp group
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const int head = warp * 16 + lane / 4;
-  const uint32_t q = shared_address(s.q), keys = shared_address(s.keys), weights = shared_address(s.weights);
-  float score[16] = {};
+  const uint32_t q = shared_address(s.q), keys = shared_address(s.keys[stage]), weights = shared_address(s.weights);
+  float score[kOwn / 2] = {};
   begin_products();
 #pragma unroll
   for (int column = 0; column < kColumns; ++column) {
-    add_products_of_rows(score, q + column * kColumnBytes, keys + column * kColumnBytes, group * 32);
+    add_products_of_rows<kOwn>(score, q + column * s.kHeadColumn, keys + column * s.kKeyColumn, group * kOwn);
   }
   end_products();
 
-  const uint32_t there = s.there[tile & 1][group];
   float most[2] = {-INFINITY, -INFINITY};
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    const int key = i / 4 * 8 + lane % 4 * 2 + i % 2;
-    score[i] = there >> key & 1 ? score[i] * a.scale : -INFINITY;
+  for (int i = 0; i < kOwn / 2; ++i) {
+    const bool there = s.there[stage][group * kOwn + i / 4 * 8 + lane % 4 * 2 + i % 2];
+    score[i] = there ? score[i] * a.scale : -INFINITY;
     most[i / 2 % 2] = fmaxf(most[i / 2 % 2], score[i]);
   }
 #pragma unroll
@@ -167,7 +50,7 @@ __device__ void attend_tile(const AttentionArguments& a, Shared& s, Running& run
     most[half] = group_max<4>(most[half]);
     if (lane % 4 == 0) s.largest[group][head + half * 8] = most[half];
   }
-  __syncthreads();
+  sync(kConsumersOnly, kConsumers);
   float kept[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -177,11 +60,11 @@ __device__ void attend_tile(const AttentionArguments& a, Shared& s, Running& run
     run.weight[half] *= kept[half];
   }
 #pragma unroll
-  for (int pair = 0; pair < 8; ++pair) {
+  for (int pair = 0; pair < kOwn / 4; ++pair) {
     const int half = pair % 2;
     const float first = weigh(score[pair * 2], run.largest[half]), second = weigh(score[pair * 2 + 1], run.largest[half]);
     run.weight[half] += first + second;
-    const int chunk = group * 4 + pair / 2;
+    const int chunk = group * (kOwn / 8) + pair / 2;
     *reinterpret_cast<uint32_t*>(s.weights + swizzled(head + half * 8, chunk) + lane % 4 * 4) = pack_bf16(first, second);
   }
   if (__any_sync(kWholeWarp, kept[0] != 1.0f || kept[1] != 1.0f)) {
@@ -192,30 +75,32 @@ __device__ void attend_tile(const AttentionArguments& a, Shared& s, Running& run
     }
   }
   publish();
-  __syncthreads();
+  sync(kConsumersOnly, kConsumers);
   begin_products();
 #pragma unroll
   for (int column = 0; column < kColumns / 2; ++column) {
-    add_products_across_rows(run.sum[column], weights, keys + (group * (kColumns / 2) + column) * kColumnBytes);
+    add_products_across_rows<kTile>(run.sum[column], weights, keys + (group * (kColumns / 2) + column) * s.kKeyColumn);
   }
   end_products();
 }
 
 // The whole weight of each head, from both warp groups.
-__device__ void add_weights(Shared& s, Running& run) {
+template <int kTile>
+__device__ void add_weights(Shared<kTile>& s, Running& run) {
   const int group = threadIdx.x / 128, lane = threadIdx.x % 32, head = threadIdx.x / 32 % 4 * 16 + lane / 4;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float own = group_sum<4>(run.weight[half]);
     if (lane % 4 == 0) s.weight[group][head + half * 8] = own;
   }
-  __syncthreads();
+  sync(kConsumersOnly, kConsumers);
 #pragma unroll
   for (int half = 0; half < 2; ++half) run.weight[half] = s.weight[0][head + half * 8] + s.weight[1][head + half * 8];
 }
 
 // Sums over their weights and the sink's, as bf16 through shared memory, so that whole rows are stored.
-__device__ void store(const AttentionArguments& a, Shared& s, const Running& run, int row, int first_head) {
+template <int kTile>
+__device__ void store(const AttentionArguments& a, Shared<kTile>& s, const Running& run, int row, int first_head) {
   const int group = threadIdx.x / 128, lane = threadIdx.x % 32, head = threadIdx.x / 32 % 4 * 16 + lane / 4;
   float by[2];
 #pragma unroll
@@ -233,16 +118,16 @@ __device__ void store(const AttentionArguments& a, Shared& s, const Running& run
     for (int i = 0; i < 16; ++i) {
       const int half = i % 2;
       const uint32_t pair = pack_bf16(run.sum[column][2 * i] * by[half], run.sum[column][2 * i + 1] * by[half]);
-      uint8_t* to = s.q + (group * (kColumns / 2) + column) * kColumnBytes + swizzled(head + half * 8, i / 2);
+      uint8_t* to = s.q + (group * (kColumns / 2) + column) * s.kHeadColumn + swizzled(head + half * 8, i / 2);
       *reinterpret_cast<uint32_t*>(to + lane % 4 * 4) = pair;
     }
   }
-  __syncthreads();
+  sync(kConsumersOnly, kConsumers);
   uint4* o = a.o + (static_cast<int64_t>(row) * a.padded + first_head) * (kWidth / kVector);
   const int heads = min(kHeads, a.padded - first_head);
-  for (int i = threadIdx.x; i < heads * (kWidth / kVector); i += kThreads) {
+  for (int i = threadIdx.x; i < heads * (kWidth / kVector); i += kConsumers) {
     const int own = i / (kWidth / kVector), chunk = i % (kWidth / kVector);
-    o[i] = *reinterpret_cast<const uint4*>(s.q + chunk / 8 * kColumnBytes + swizzled(own, chunk % 8));
+    o[i] = *reinterpret_cast<const uint4*>(s.q + chunk / 8 * s.kHeadColumn + swizzled(own, chunk % 8));
   }
 }
 
@@ -265,45 +150,53 @@ __device__ void store_part(const AttentionArguments& a, const Running& run, int6
   }
 }
 
-template <bool kQuantised>
-__global__ void __launch_bounds__(kThreads, 1) attention_kernel(const __grid_constant__ AttentionArguments a) {
+template <int kTile>
+__device__ void consume(const AttentionArguments& a, Shared<kTile>& s, const Range& range) {
+  const int first_head = blockIdx.y * kHeads, heads = min(kHeads, a.padded - first_head);
+  const uint4* q = a.q + (static_cast<int64_t>(range.row) * a.padded + first_head) * (kWidth / kVector);
+  for (int i = threadIdx.x; i < kHeads * (kWidth / kVector); i += kConsumers) {
+    const int head = i / (kWidth / kVector), chunk = i % (kWidth / kVector);
+    const bool there = head < heads;
+    copy16(shared_address(s.q) + chunk / 8 * s.kHeadColumn + swizzled(head, chunk % 8), there ? q + i : a.q, there);
+  }
+  asm volatile("cp.async.wait_all;" ::: "memory");
+  publish();
+  sync(kConsumersOnly, kConsumers);
+  Running run;
+  for (int tile = range.first; tile < range.last; ++tile) {
+    const int stage = (tile - range.first) % kStages;
+    sync(kFilled + stage, kConsumers + kProducers);
+    attend_tile<kTile>(a, s, run, stage);
+    if (tile + kStages < range.last) arrive(kEmptied + stage, kConsumers + kProducers);
+  }
+  add_weights<kTile>(s, run);
+  if (a.splits) {
+    store_part(a, run, static_cast<int64_t>(range.row) * a.splits + blockIdx.z, first_head);
+  } else {
+    store<kTile>(a, s, run, range.row, first_head);
+  }
+}
+
+template <bool kQuantised, int kTile>
+__global__ void __launch_bounds__(kConsumers + kProducers, 1) attention_kernel(const __grid_constant__ AttentionArguments a) {
   after_predecessor();
   extern __shared__ uint8_t memory[];
-  Shared& s = *reinterpret_cast<Shared*>((reinterpret_cast<uintptr_t>(memory) + 1023) & ~uintptr_t{1023});
-  const int row = blockIdx.x, first_head = blockIdx.y * kHeads, split = blockIdx.z;
-  const int first_count = a.keys[0].lens ? min(a.keys[0].lens[row], a.keys[0].listed) : 0;
-  const int count = first_count + (a.keys[1].lens ? min(a.keys[1].lens[row], a.keys[1].listed) : 0);
-  const int tiles = (count + kTile - 1) / kTile, each = (tiles + max(1, a.splits) - 1) / max(1, a.splits);
-  const int first = split * each, last = min(tiles, first + each);
-
-  if (first < last) locate(a, s, row, first, first_count, count);
-  const int heads = min(kHeads, a.padded - first_head);
-  const uint4* q = a.q + (static_cast<int64_t>(row) * a.padded + first_head) * (kWidth / kVector);
-  for (int i = threadIdx.x; i < kHeads * (kWidth / kVector); i += kThreads) {
-    const int head = i / (kWidth / kVector), chunk = i % (kWidth / kVector);
-    copy16(shared_address(s.q) + chunk / 8 * kColumnBytes + swizzled(head, chunk % 8), head < heads ? q + i : a.q, head < heads);
-  }
-  __syncthreads();
-  if (first < last) fetch<kQuantised>(a, s, first);
-  Running run;
-  for (int tile = first; tile < last; ++tile) {
-    wait_for_copies();
-    __syncthreads();
-    if constexpr (kQuantised) dequantise(s);
-    if (tile + 1 < last) locate(a, s, row, tile + 1, first_count, count);
-    publish();
-    __syncthreads();
-    if (kQuantised && tile + 1 < last) fetch<kQuantised>(a, s, tile + 1);
-    attend_tile(a, s, run, tile);
-    __syncthreads();  // the tile may be overwritten
-    if (!kQuantised && tile + 1 < last) fetch<kQuantised>(a, s, tile + 1);
-  }
-  wait_for_copies();
-  add_weights(s, run);
-  if (a.splits) {
-    store_part(a, run, static_cast<int64_t>(row) * a.splits + split, first_head);
+  auto& s = *reinterpret_cast<Shared<kTile>*>((reinterpret_cast<uintptr_t>(memory) + 1023) & ~uintptr_t{1023});
+  Range range{};
+  range.row = blockIdx.x;
+  range.first_count = a.keys[0].lens ? min(a.keys[0].lens[range.row], a.keys[0].listed) : 0;
+  range.count = range.first_count + (a.keys[1].lens ? min(a.keys[1].lens[range.row], a.keys[1].listed) : 0);
+  const int tiles = (range.count + kTile - 1) / kTile, each = (tiles + max(1, a.splits) - 1) / max(1, a.splits);
+  range.first = blockIdx.z * each;
+  range.last = min(tiles, range.first + each);
+  if (threadIdx.x >= kConsumers) {
+    fewer_registers();
+    if (range.first >= range.last) return;
+    if constexpr (kQuantised) produce_quantised<kTile>(a, s, range);
+    else produce_plain<kTile>(a, s, range);
   } else {
-    store(a, s, run, row, first_head);
+    more_registers();
+    consume<kTile>(a, s, range);
   }
 }
 
@@ -334,18 +227,23 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_const
   o[threadIdx.x] = {pack_bf16(sum[0] * by, sum[1] * by), pack_bf16(sum[2] * by, sum[3] * by)};
 }
 
-constexpr int kSharedBytes = sizeof(Shared) + 1024;  // and room to align it
+template <bool kQuantised, int kTile>
+void launch_tiles(const Call& call, const AttentionArguments& a, int rows) {
+  constexpr int kSharedBytes = sizeof(Shared<kTile>) + 1024;  // and room to align it
+  allow_shared<attention_kernel<kQuantised, kTile>>(kSharedBytes);
+  const dim3 grid(rows, ceil_div(a.padded, kHeads), a.splits ? a.splits : 1);
+  launch(call, attention_kernel<kQuantised, kTile>, grid, kConsumers + kProducers, a, kSharedBytes);
+}
 
 template <bool kQuantised>
 void launch_attention(const Call& call, const AttentionArguments& a, int rows) {
-  // Asked for at every launch: the attribute is the device's, and setting it costs less than remembering it.
-  cudaFuncSetAttribute(attention_kernel<kQuantised>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
-  const dim3 grid(rows, ceil_div(a.padded, kHeads), a.splits ? a.splits : 1);
-  launch(call, attention_kernel<kQuantised>, grid, kThreads, a, kSharedBytes);
+  // Before sm_90 shared memory holds tiles of 32 keys only.
+  if (is_hopper()) launch_tiles<kQuantised, 64>(call, a, rows);
+  else launch_tiles<kQuantised, 32>(call, a, rows);
   if (a.splits) launch(call, merge_kernel, dim3(rows, a.padded), kMergeThreads, a);
 }
 
-constexpr int64_t kAllRows = 1 << 30;  // gathered keys as one page
+constexpr uint32_t kAllRows = 1u << 30;  // gathered keys as one page
 
 }  // namespace
 
@@ -407,7 +305,7 @@ void sparse_attention_prefill(const Call& call) {
   a.scale = r.real() * kLog2e;
   r.done();
   if (rows == 0 || padded == 0) return;
-  a.keys[1].cache = {keys.as<uint8_t>(), 0, static_cast<int>(kAllRows), true};
+  a.keys[1].cache = {keys.as<uint8_t>(), 0, static_cast<int>(kAllRows), true, Divisor(kAllRows)};
   a.keys[1].listed = static_cast<int>(listed);
   a.padded = static_cast<int>(padded);
   a.format = kPlain;

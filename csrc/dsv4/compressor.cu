@@ -21,7 +21,8 @@ struct SaveArguments {
   const int64_t* slots;
   float* state;
   int64_t block_stride;
-  int tokens, width, rows, ratio;
+  int tokens, width;
+  Divisor rows, ratio;
 };
 
 constexpr int kSaveThreads = 128;
@@ -32,13 +33,15 @@ __global__ void __launch_bounds__(kSaveThreads) save_kernel(const __grid_constan
   const int64_t slot = a.slots[token];
   if (slot < 0) return;
   const int vectors = a.width / kChannels, half = vectors / 2;
-  const int64_t block = slot / a.rows;
-  float4* to = reinterpret_cast<float4*>(a.state + block * a.block_stride + (slot - block * a.rows) * a.width);
+  const auto at = static_cast<uint32_t>(slot), position = static_cast<uint32_t>(a.positions[token]);
+  const uint32_t block = a.rows.quotient(at), row = at - block * a.rows.by;
+  float4* to = reinterpret_cast<float4*>(a.state + block * a.block_stride + static_cast<int64_t>(row) * a.width);
   const float4* from = a.kv_score + static_cast<int64_t>(token) * vectors;
-  const float4* ape = a.ape + static_cast<int64_t>(a.positions[token] % a.ratio) * half - half;
+  const uint32_t of_group = position - a.ratio.quotient(position) * a.ratio.by;
+  const float4* ape = a.ape + static_cast<int64_t>(of_group) * half - half;
 #pragma unroll 4
   for (int i = threadIdx.x; i < vectors; i += kSaveThreads) {
-    float4 v = __ldcs(from + i);
+    float4 v = from[i];
     if (i >= half) {
       const float4 shift = ape[i];
       v = {v.x + shift.x, v.y + shift.y, v.z + shift.z, v.w + shift.w};
@@ -55,12 +58,15 @@ struct States {
   const int32_t* table;
   int64_t table_stride;
   int rows, width;  // of a block, and of a row: kv, then score
+  Divisor blocks;   // positions to blocks
 };
 
 // The row of a request's position; the caller has made sure that there is one.
 __device__ const float* state_row(const States& s, int request, int64_t position) {
-  const int64_t block = max(0, s.table[request * s.table_stride + position / s.rows]);
-  return s.base + block * s.block_stride + position % s.rows * s.width;
+  const auto at = static_cast<uint32_t>(position);
+  const uint32_t place = s.blocks.quotient(at);
+  const int64_t block = max(0, s.table[request * s.table_stride + place]);
+  return s.base + block * s.block_stride + (at - place * s.rows) * s.width;
 }
 
 __device__ float at(const float4& v, int c) { return c == 0 ? v.x : c == 1 ? v.y : c == 2 ? v.z : v.w; }
@@ -114,7 +120,8 @@ struct Store {
   const float* cos_sin;  // [*, 64]
   Pages cache;
   float eps;
-  int ratio, format;
+  int format;
+  Divisor groups;  // positions to groups
   bool weight_is_bf16;
 };
 
@@ -204,7 +211,8 @@ __device__ Factors load_factors(const Store& s, int64_t position, int thread) {
   load_four(s.norm_weight, s.weight_is_bf16, thread * kChannels, f.weight);
   const int pair = first_pair<kRowWidth>(thread);
   if (pair >= 0) {
-    const float* row = s.cos_sin + position / s.ratio * s.ratio * kRope;
+    const auto first = static_cast<int64_t>(s.groups.quotient(static_cast<uint32_t>(position))) * s.groups.by;
+    const float* row = s.cos_sin + first * kRope;
     f.cos = *reinterpret_cast<const float2*>(row + pair);
     f.sin = *reinterpret_cast<const float2*>(row + kRope / 2 + pair);
   }
@@ -305,7 +313,7 @@ __global__ void __launch_bounds__(kThreads) store_kernel(const __grid_constant__
 
 // -- pooling of long groups --------------------------------------------------------------------------------
 
-constexpr int kPoolThreads = 256, kPoolLanes = 16, kPoolRows = kPoolThreads / kPoolLanes;
+constexpr int kPoolThreads = 256, kPoolLanes = 8, kPoolRows = kPoolThreads / kPoolLanes;
 constexpr int kPoolChannels = kPoolLanes * kChannels;  // of a block: a row's channels are split among blocks
 constexpr int kPoolUnroll = 4;
 
@@ -375,7 +383,7 @@ States read_states(Reader& r, Rows& rows_of_call, int64_t& tokens) {
   rows_of_call.positions = r.in("positions", {DType::i64}, {&tokens}, 8).as<const int64_t>();
   rows_of_call.request = r.in("request", {DType::i32}, {&tokens}, 4).as<const int32_t>();
   return {state.as<const float>(), state.stride[0], table.as<const int32_t>(), table.stride[0], static_cast<int>(rows),
-          static_cast<int>(width)};
+          static_cast<int>(width), Divisor(static_cast<uint32_t>(rows))};
 }
 
 struct StoreOperands {
@@ -390,7 +398,7 @@ Store make_store(Reader& r, const StoreOperands& given, int ratio, float eps, in
   r.require(ratio > 0, "ratio", "is " + std::to_string(ratio), "pass the tokens of a group");
   const int64_t bytes[] = {2 * given.width, kStateBytes + kScaleBytes, 128 + 4, 64 + 4};
   return {given.norm_weight->address, given.cos_sin->as<const float>(),
-          pages(r, "cache", *given.cache, block_size, format, bytes[format]), eps, ratio, static_cast<int>(format),
+          pages(r, "cache", *given.cache, block_size, format, bytes[format]), eps, static_cast<int>(format), Divisor(static_cast<uint32_t>(ratio)),
           given.norm_weight->dtype == DType::bf16};
 }
 
@@ -414,14 +422,15 @@ void save_partial_states(const Call& call) {
   const Operand& state = r.strided("state", {DType::f32}, {&blocks, &rows, &width});
   r.require(width % (2 * kChannels) == 0, "kv_score", "has " + std::to_string(width) + " columns", "pass a multiple of 8");
   r.require(state.stride[0] % kChannels == 0 || blocks < 2, "state", "has an unaligned page stride", "align pages to 16 bytes");
+  r.require(rows > 0 && ratio > 0, "state", "has no rows, or ape none", "pass the states of a page and the tokens of a group");
   r.done();
   if (tokens == 0) return;
   a.state = state.as<float>();
   a.block_stride = state.stride[0];
   a.tokens = static_cast<int>(tokens);
   a.width = static_cast<int>(width);
-  a.rows = static_cast<int>(rows);
-  a.ratio = static_cast<int>(ratio);
+  a.rows = Divisor(static_cast<uint32_t>(rows));
+  a.ratio = Divisor(static_cast<uint32_t>(ratio));
   launch(call, save_kernel, a.tokens, kSaveThreads, a);
 }
 
@@ -435,7 +444,7 @@ void pool_states(const Call& call) {
   a.ratio = static_cast<int>(r.integer());
   const bool overlap = r.integer() != 0;
   r.require(a.ratio > 0, "ratio", "is " + std::to_string(a.ratio), "pass the tokens of a group");
-  r.require(width % kPoolChannels == 0, "pooled", "has " + std::to_string(width) + " columns", "pass a multiple of 64");
+  r.require(width % kPoolChannels == 0, "pooled", "has " + std::to_string(width) + " columns", "pass a multiple of 32");
   r.require(a.states.width == width * (overlap ? 4 : 2), "state", "has another width than pooled", "pass kv and score of its columns");
   r.done();
   if (tokens == 0) return;

@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(32 * kWarps) gather_kernel(const __grid_consta
   if (row >= a.rows || row < a.starts[0] || row >= a.starts[a.groups]) return;
   const int group = group_of(a, row);
   const int state = a.first[group] + row - a.starts[group];
-  const int block = state / a.cache.block_size, offset = state - block * a.cache.block_size;
+  const int block = a.cache.pages.quotient(state), offset = state - block * a.cache.block_size;
   const int64_t page = a.table[a.request[group] * a.table_stride + block];
   const uint8_t* from = a.cache.base + page * a.cache.stride;
   uint4* to = a.keys + static_cast<int64_t>(row) * (kWidth / kVector);

@@ -65,40 +65,48 @@ __device__ void multiply(float (&s)[4], uint32_t a0, uint32_t a1, uint32_t a2, u
       : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// The four streams of one token at eight columns, mixed and rounded; or as they are.
+// One token at eight columns: its four streams, and the block's output.
+struct Columns {
+  uint4 stream[kStreams], y;
+};
+
+// Through the read-only path, so that later loads need not wait for stores of other streams.
 template <bool kMixing>
-__device__ void streams_of(const MixArguments& a, int token, int64_t column, uint4 (&streams)[kStreams]) {
+__device__ Columns load_columns(const MixArguments& a, int token, int64_t column) {
+  Columns c{};
+  if (token >= a.tokens) return c;
   const int64_t vectors = a.hidden / kVector, at = column / kVector;
-#pragma unroll
-  for (int i = 0; i < kStreams; ++i) streams[i] = uint4{};
-  if (token >= a.tokens) return;
   const uint4* residual = a.residual + static_cast<int64_t>(token) * kStreams * vectors + at;
 #pragma unroll
-  for (int i = 0; i < kStreams; ++i) streams[i] = residual[i * vectors];
-  if constexpr (kMixing) {
-    const Eight y = unpack(a.y[static_cast<int64_t>(token) * vectors + at]);
-    const float4 post = a.post[token];
-    float4 comb[kStreams];
+  for (int i = 0; i < kStreams; ++i) c.stream[i] = __ldg(residual + i * vectors);
+  if constexpr (kMixing) c.y = __ldg(a.y + static_cast<int64_t>(token) * vectors + at);
+  return c;
+}
+
+// The streams mixed, rounded and stored.
+__device__ void mix(const MixArguments& a, Columns& c, int token, int64_t column) {
+  if (token >= a.tokens) return;
+  const int64_t vectors = a.hidden / kVector, at = column / kVector;
+  const Eight y = unpack(c.y);
+  const float4 post = __ldg(a.post + token);
+  float4 comb[kStreams];
+  Eight from[kStreams];
 #pragma unroll
-    for (int i = 0; i < kStreams; ++i) comb[i] = a.comb[token * kStreams + i];
-    Eight from[kStreams];
+  for (int i = 0; i < kStreams; ++i) comb[i] = __ldg(a.comb + token * kStreams + i), from[i] = unpack(c.stream[i]);
 #pragma unroll
-    for (int i = 0; i < kStreams; ++i) from[i] = unpack(streams[i]);
+  for (int j = 0; j < kStreams; ++j) {
+    const float by = j == 0 ? post.x : j == 1 ? post.y : j == 2 ? post.z : post.w;
+    Eight sum;
 #pragma unroll
-    for (int j = 0; j < kStreams; ++j) {
-      const float by = j == 0 ? post.x : j == 1 ? post.y : j == 2 ? post.z : post.w;
-      Eight sum;
+    for (int v = 0; v < kVector; ++v) sum.x[v] = by * y.x[v];
 #pragma unroll
-      for (int v = 0; v < kVector; ++v) sum.x[v] = by * y.x[v];
+    for (int i = 0; i < kStreams; ++i) {
+      const float weight = j == 0 ? comb[i].x : j == 1 ? comb[i].y : j == 2 ? comb[i].z : comb[i].w;
 #pragma unroll
-      for (int i = 0; i < kStreams; ++i) {
-        const float weight = j == 0 ? comb[i].x : j == 1 ? comb[i].y : j == 2 ? comb[i].z : comb[i].w;
-#pragma unroll
-        for (int v = 0; v < kVector; ++v) sum.x[v] = fmaf(weight, from[i].x[v], sum.x[v]);
-      }
-      streams[j] = pack(sum);
-      a.mixed[(static_cast<int64_t>(token) * kStreams + j) * vectors + at] = streams[j];
+      for (int v = 0; v < kVector; ++v) sum.x[v] = fmaf(weight, from[i].x[v], sum.x[v]);
     }
+    c.stream[j] = pack(sum);
+    a.mixed[(static_cast<int64_t>(token) * kStreams + j) * vectors + at] = c.stream[j];
   }
 }
 
@@ -111,18 +119,24 @@ __global__ void __launch_bounds__(32 * kWarps, 2) mix_kernel(const __grid_consta
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, quarter = lane % 4;
   const int first_column = blockIdx.x * kColumns;
   const int64_t column = first_column + warp * kWarpColumns + quarter * kVector;
+  // The next step's bytes arrive while this one is multiplied.
+  const int first_token = blockIdx.y * a.steps * kTokens + group;
+  Columns next[2] = {load_columns<kMixing>(a, first_token, column), load_columns<kMixing>(a, first_token + 8, column)};
   load_operands(a, b, first_column);
   __syncwarp();  // a warp reads its own share
   for (int step = 0; step < a.steps; ++step) {
-    const int token = (blockIdx.y * a.steps + step) * kTokens + group;
+    const int token = first_token + step * kTokens;
     if (token - group >= a.tokens) break;
-    uint4 upper[kStreams], lower[kStreams];
-    streams_of<kMixing>(a, token, column, upper);
-    streams_of<kMixing>(a, token + 8, column, lower);
+    Columns upper = next[0], lower = next[1];
+    if (step + 1 < a.steps) {
+      next[0] = load_columns<kMixing>(a, token + kTokens, column);
+      next[1] = load_columns<kMixing>(a, token + kTokens + 8, column);
+    }
+    if constexpr (kMixing) mix(a, upper, token, column), mix(a, lower, token + 8, column);
     float sums[kSumTiles][4] = {}, squares[2] = {};
 #pragma unroll
     for (int stream = 0; stream < kStreams; ++stream) {
-      const uint4 u = upper[stream], l = lower[stream];
+      const uint4 u = upper.stream[stream], l = lower.stream[stream];
       squares[0] += sum_of_squares(unpack(u));
       squares[1] += sum_of_squares(unpack(l));
 #pragma unroll
@@ -175,12 +189,30 @@ struct CollapseArguments {
 
 constexpr int kThreads = 256;
 
-// A warp makes a token's weights; lanes 0 to 15 hold comb, row by row.
+__device__ void normalise_rows(float (&m)[kStreams][kStreams], float eps) {
+#pragma unroll
+  for (int i = 0; i < kStreams; ++i) {
+    const float by = __fdividef(1.0f, m[i][0] + m[i][1] + m[i][2] + m[i][3] + eps);
+#pragma unroll
+    for (int j = 0; j < kStreams; ++j) m[i][j] *= by;
+  }
+}
+__device__ void normalise_columns(float (&m)[kStreams][kStreams], float eps) {
+#pragma unroll
+  for (int j = 0; j < kStreams; ++j) {
+    const float by = __fdividef(1.0f, m[0][j] + m[1][j] + m[2][j] + m[3][j] + eps);
+#pragma unroll
+    for (int i = 0; i < kStreams; ++i) m[i][j] *= by;
+  }
+}
+
+// A warp makes a token's weights.
 __device__ void make_weights(const CollapseArguments& a, int token, float* pre) {
   const int lane = threadIdx.x;
   const auto* partial = reinterpret_cast<const float*>(a.layer_in + static_cast<int64_t>(token) * a.hidden / kVector);
   float sum = 0;
   if (lane < kPartial) {
+#pragma unroll 8
     for (int i = 0; i < a.parts; ++i) sum += partial[i * kPartial + lane];
   }
   const float squares = __shfl_sync(kWholeWarp, sum, kSums);
@@ -190,19 +222,31 @@ __device__ void make_weights(const CollapseArguments& a, int token, float* pre) 
   const float gate = 1.0f / (1.0f + __expf(-mix));
   if (lane < 4) pre[lane] = gate + a.hc_eps;
   if (lane >= 4 && lane < 8) a.post[token * kStreams + lane - 4] = 2.0f * gate;
-  float v = __shfl_sync(kWholeWarp, mix, lane % 16 + 8);
-  v = __expf(v - group_max<4>(v));
-  v = v / group_sum<4>(v) + a.hc_eps;
-  const auto column_sum = [](float x) {
-    x += __shfl_xor_sync(kWholeWarp, x, 4);
-    return x + __shfl_xor_sync(kWholeWarp, x, 8);
-  };
-  v = __fdividef(v, column_sum(v) + a.hc_eps);
-  for (int i = 1; i < a.iterations; ++i) {
-    v = __fdividef(v, group_sum<4>(v) + a.hc_eps);
-    v = __fdividef(v, column_sum(v) + a.hc_eps);
+  // Every lane normalises the whole matrix: sixteen registers are nearer than fifteen lanes.
+  float m[kStreams][kStreams];
+#pragma unroll
+  for (int i = 0; i < kStreams; ++i) {
+    float most = -INFINITY, sum = 0;
+#pragma unroll
+    for (int j = 0; j < kStreams; ++j) {
+      m[i][j] = __shfl_sync(kWholeWarp, mix, 8 + i * kStreams + j);
+      most = fmaxf(most, m[i][j]);
+    }
+#pragma unroll
+    for (int j = 0; j < kStreams; ++j) sum += m[i][j] = __expf(m[i][j] - most);
+#pragma unroll
+    for (int j = 0; j < kStreams; ++j) m[i][j] = m[i][j] / sum + a.hc_eps;
   }
-  if (lane < 16) a.comb[token * 16 + lane] = v;
+  normalise_columns(m, a.hc_eps);
+  for (int i = 1; i < a.iterations; ++i) {
+    normalise_rows(m, a.hc_eps);
+    normalise_columns(m, a.hc_eps);
+  }
+  if (lane == 0) {
+    auto* to = reinterpret_cast<float4*>(a.comb + token * kStreams * kStreams);
+#pragma unroll
+    for (int i = 0; i < kStreams; ++i) to[i] = {m[i][0], m[i][1], m[i][2], m[i][3]};
+  }
 }
 
 template <int kMost>
@@ -267,7 +311,7 @@ void launch_both(const Call& call, MixArguments& m, CollapseArguments& c) {
   c.parts = m.hidden / kColumns;
   m.partial = reinterpret_cast<uint8_t*>(c.layer_in);
   m.steps = steps_for(m.tokens, c.parts);
-  cudaFuncSetAttribute(mix_kernel<kMixing>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Operands));
+  allow_shared<mix_kernel<kMixing>>(sizeof(Operands));
   const dim3 grid(c.parts, ceil_div(m.tokens, m.steps * kTokens));
   launch(call, mix_kernel<kMixing>, grid, 32 * kWarps, m, sizeof(Operands));
   if (m.hidden <= 2 * kThreads * kVector) {
@@ -296,7 +340,7 @@ void read_mixing(Reader& r, MixArguments& m, CollapseArguments& c, int64_t hidde
 void read_outs(Reader& r, CollapseArguments& c, int64_t tokens, int64_t hidden) {
   c.layer_in = r.out("layer_in", {DType::bf16}, {tokens, hidden}).as<uint4>();
   c.post = r.out("post", {DType::f32}, {tokens, kStreams}, 4).as<float>();
-  c.comb = r.out("comb", {DType::f32}, {tokens, kStreams, kStreams}, 4).as<float>();
+  c.comb = r.out("comb", {DType::f32}, {tokens, kStreams, kStreams}).as<float>();
 }
 
 constexpr int kPostThreads = 256;
@@ -306,8 +350,9 @@ __global__ void __launch_bounds__(kPostThreads) post_kernel(const __grid_constan
   const int64_t vectors = a.hidden / kVector, at = static_cast<int64_t>(blockIdx.x) * kPostThreads + threadIdx.x;
   const int64_t token = at / vectors;
   if (token >= a.tokens) return;
-  uint4 streams[kStreams];
-  streams_of<true>(a, static_cast<int>(token), (at - token * vectors) * kVector, streams);
+  const int64_t column = (at - token * vectors) * kVector;
+  Columns c = load_columns<true>(a, static_cast<int>(token), column);
+  mix(a, c, static_cast<int>(token), column);
 }
 
 int64_t read_streams(Reader& r, MixArguments& m, int64_t& tokens) {

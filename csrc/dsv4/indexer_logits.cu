@@ -49,8 +49,14 @@ __device__ uint32_t f16x2_of_e4m3x2(uint32_t codes) {
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
-__device__ Row row_of_fp8(const uint8_t* from, int quarter, bool vectors) {
-  const uint4 raw[2] = {load16(from + quarter * 32, vectors), load16(from + quarter * 32 + 16, vectors)};
+// A lane's part of a row as it lies in memory.
+struct Raw {
+  uint4 codes[2];  // FP4 has one
+  uint32_t scale;  // FP4: the block's byte
+  float factor;    // FP8: of the key's logit
+};
+
+__device__ Row row_of_fp8(const uint4 (&raw)[2]) {
   const uint32_t words[8] = {raw[0].x, raw[0].y, raw[0].z, raw[0].w, raw[1].x, raw[1].y, raw[1].z, raw[1].w};
   Row row;
 #pragma unroll
@@ -70,8 +76,7 @@ __device__ __nv_bfloat162 bf16x2_of_e2m1x2(uint32_t byte) {
   return __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&bits), *reinterpret_cast<const __nv_bfloat162*>(&by));
 }
 
-__device__ Row row_of_fp4(const uint8_t* from, uint32_t scale, int quarter, bool vectors) {
-  const uint4 raw = load16(from + quarter * 16, vectors);
+__device__ Row row_of_fp4(uint4 raw, uint32_t scale) {
   const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
   // A lane's 32 values are one block: one scale. Byte 0 is 2**-127, a subnormal.
   const uint32_t one = scale == 0 ? 0x40u : scale << 7, twice = one | one << 16;
@@ -98,24 +103,47 @@ __device__ void multiply(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, u
   }
 }
 
-// One key's operands and the factor of its logit.
 template <bool kFp4>
-__device__ Row load_key(const LogitsArguments& a, int request, int key, int quarter, float& factor) {
-  const int block_size = a.cache.block_size, block = key / block_size, offset = key - block * block_size;
-  const uint8_t* page = a.cache.base + a.table[request * a.table_stride + block] * a.cache.stride;
+__device__ Raw load_key(const LogitsArguments& a, const int32_t* table, int key, int quarter) {
+  const int block_size = a.cache.block_size, block = a.cache.pages.quotient(key), offset = key - block * block_size;
+  const uint8_t* page = a.cache.base + table[block] * a.cache.stride;
+  const bool vectors = a.cache.vectors;
+  Raw raw{};
   if constexpr (kFp4) {
-    factor = 1.0f;
-    const uint32_t scale = page[block_size * (kDims / 2) + offset * (kDims / 32) + quarter];
-    return row_of_fp4(page + offset * (kDims / 2), scale, quarter, a.cache.vectors);
+    raw.codes[0] = load16(page + offset * (kDims / 2) + quarter * 16, vectors);
+    raw.scale = page[block_size * (kDims / 2) + offset * (kDims / 32) + quarter];
   } else {
+    const uint8_t* row = page + offset * kDims + quarter * 32;
+    raw.codes[0] = load16(row, vectors);
+    raw.codes[1] = load16(row + 16, vectors);
     const uint8_t* scale = page + block_size * kDims + offset * 4;
-    if (a.cache.vectors) {
-      factor = *reinterpret_cast<const float*>(scale);
+    if (vectors) {
+      raw.factor = *reinterpret_cast<const float*>(scale);
     } else {
-      factor = __uint_as_float(scale[0] | scale[1] << 8 | scale[2] << 16 | static_cast<uint32_t>(scale[3]) << 24);
+      raw.factor = __uint_as_float(scale[0] | scale[1] << 8 | scale[2] << 16 | static_cast<uint32_t>(scale[3]) << 24);
     }
-    return row_of_fp8(page + offset * kDims, quarter, a.cache.vectors);
   }
+  return raw;
+}
+
+template <bool kFp4>
+__device__ Row row_of(const Raw& raw) {
+  if constexpr (kFp4) return row_of_fp4(raw.codes[0], raw.scale);
+  else return row_of_fp8(raw.codes);
+}
+
+// Queries of a head as keys lie: a lane's part of the row.
+template <bool kFp4>
+__device__ Row load_query(const LogitsArguments& a, int64_t row, int quarter) {
+  Raw raw{};
+  if constexpr (kFp4) {
+    raw.codes[0] = load16(a.q + row * (kDims / 2) + quarter * 16, true);
+    raw.scale = a.q_scales[row * 4 + quarter];
+  } else {
+    raw.codes[0] = load16(a.q + row * kDims + quarter * 32, true);
+    raw.codes[1] = load16(a.q + row * kDims + quarter * 32 + 16, true);
+  }
+  return row_of<kFp4>(raw);
 }
 
 template <bool kFp4>
@@ -135,25 +163,24 @@ __global__ void __launch_bounds__(32 * kWarps, 2) logits_kernel(const __grid_con
   for (int tile = 0; tile < kHeadTiles; ++tile) {
     const int head = tile * 8 + group;
     const int64_t row = static_cast<int64_t>(token) * a.heads + head;
-    if (head >= a.heads) {
-      q[tile] = Row{};
-    } else if constexpr (kFp4) {
-      q[tile] = row_of_fp4(a.q + row * (kDims / 2), a.q_scales[row * 4 + quarter], quarter, true);
-    } else {
-      q[tile] = row_of_fp8(a.q + row * kDims, quarter, true);
-    }
+    q[tile] = head < a.heads ? load_query<kFp4>(a, row, quarter) : Row{};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int column = tile * 8 + quarter * 2 + i;
       weight[tile][i] = column < a.heads ? a.weights[static_cast<int64_t>(token) * a.heads + column] : 0.0f;
     }
   }
+  // Keys behind the last are the last again; their logits are not stored. The next tile's bytes arrive meanwhile.
+  const int32_t* table = a.table + request * a.table_stride;
+  const auto load = [&](int tile, int half) {
+    return load_key<kFp4>(a, table, min(tile * kTile + half * 8 + group, count - 1), quarter);
+  };
+  Raw next[2] = {load(first, 0), load(first, 1)};
   for (int tile = first; tile * kTile < count; tile += step) {
-    // Keys behind the last are the last again; their logits are not stored.
-    const int key[2] = {min(tile * kTile + group, count - 1), min(tile * kTile + 8 + group, count - 1)};
-    float factor[2];
-    const Row upper = load_key<kFp4>(a, request, key[0], quarter, factor[0]);
-    const Row lower = load_key<kFp4>(a, request, key[1], quarter, factor[1]);
+    const Row upper = row_of<kFp4>(next[0]), lower = row_of<kFp4>(next[1]);
+    const float factor[2] = {next[0].factor, next[1].factor};
+    next[0] = load(tile + step, 0);
+    next[1] = load(tile + step, 1);
     float logit[2] = {};
 #pragma unroll
     for (int heads = 0; heads < kHeadTiles; ++heads) {
@@ -172,7 +199,7 @@ __global__ void __launch_bounds__(32 * kWarps, 2) logits_kernel(const __grid_con
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float whole = group_sum<4>(logit[i]) * factor[i];
+      const float whole = group_sum<4>(logit[i]) * (kFp4 ? 1.0f : factor[i]);
       const int column = tile * kTile + 8 * i + group;
       if (quarter == i && column < count) logits[column] = whole;
     }
@@ -181,7 +208,7 @@ __global__ void __launch_bounds__(32 * kWarps, 2) logits_kernel(const __grid_con
 
 // Blocks that share a row: enough to fill the device, each with some tiles for every warp.
 constexpr int kTilesOfABlock = 4 * kWarps;
-constexpr int kBlocksWanted = 1024;
+constexpr int kBlocksWanted = 528;
 
 }  // namespace
 

@@ -1,6 +1,7 @@
 // The indexer's queries: RoPE, then FP8 with the scales folded into the head weights, FP4 with scales apart, or bf16.
 //
-// Floor: q read once (256 B a head), its codes written once. Sixteen lanes hold a row of 128; a warp takes kRows rows.
+// Floor: q read once (256 B a head), its codes written once. Eight lanes hold a row of
+// 128: each has eight values of the half that is rotated and eight of the other, so that no lane computes in vain.
 #include "launch.cuh"
 #include "numeric.cuh"
 #include "ops.h"
@@ -10,11 +11,13 @@ namespace dsv4 {
 namespace {
 
 constexpr int kWarps = 4;
-constexpr int kPasses = 4;           // accesses of a warp, two rows each
-constexpr int kRows = 2 * kPasses;
 constexpr int kDims = 128;
-constexpr int kRopeDims = 64;
-constexpr int kRowLanes = kDims / kVector;
+constexpr int kRopeDims = 64;                    // the second half of a row
+constexpr int kRowVectors = kDims / kVector;
+constexpr int kRowLanes = kRowVectors / 2;       // a lane holds eight values of either half
+constexpr int kPassRows = 32 / kRowLanes;
+constexpr int kPasses = 2;
+constexpr int kRows = kPassRows * kPasses;       // of a warp
 
 enum class Output { bf16, fp8, fp4 };
 
@@ -32,21 +35,27 @@ struct QueryArguments {
 
 // Every lane of the warp takes part in the shuffles; only rows that exist are stored.
 template <Output kOutput>
-__device__ void write(const QueryArguments& a, int64_t row, bool exists, int of_row, const Eight& turned) {
-  const uint4 rounded = pack(turned);
-  const int64_t at = row * kRowLanes + of_row;
+__device__ void write(const QueryArguments& a, int64_t row, bool exists, int lane, uint4 plain, uint4 turned) {
+  const int64_t at = row * kRowVectors + lane;
   int power = 0;  // of the scale that goes into the weight
   if constexpr (kOutput == Output::bf16) {
-    if (exists) static_cast<uint4*>(a.q_out)[at] = rounded;
+    if (exists) static_cast<uint4*>(a.q_out)[at] = plain;
+    if (exists) static_cast<uint4*>(a.q_out)[at + kRowLanes] = turned;
   } else if constexpr (kOutput == Output::fp8) {
-    power = fp8_power(group_max<kRowLanes>(largest(rounded)));
-    if (exists) static_cast<uint2*>(a.q_out)[at] = to_e4m3(unpack(rounded), power);
+    power = fp8_power(group_max<kRowLanes>(fmaxf(largest(plain), largest(turned))));
+    if (exists) static_cast<uint2*>(a.q_out)[at] = to_e4m3(unpack(plain), power);
+    if (exists) static_cast<uint2*>(a.q_out)[at + kRowLanes] = to_e4m3(unpack(turned), power);
   } else {
-    const int own = fp4_power(group_max<4>(largest(rounded)));
-    if (exists) static_cast<uint32_t*>(a.q_out)[at] = to_e2m1(rounded, own);
-    if (exists && of_row % 4 == 0) a.scales_out[row * 4 + of_row / 4] = static_cast<uint8_t>(own + kUE8M0Bias);
+    // Four lanes hold a block of 32.
+    const int own[2] = {fp4_power(group_max<4>(largest(plain))), fp4_power(group_max<4>(largest(turned)))};
+    if (exists) static_cast<uint32_t*>(a.q_out)[at] = to_e2m1(plain, own[0]);
+    if (exists) static_cast<uint32_t*>(a.q_out)[at + kRowLanes] = to_e2m1(turned, own[1]);
+    if (exists && lane % 4 == 0) {
+      a.scales_out[row * 4 + lane / 4] = static_cast<uint8_t>(own[0] + kUE8M0Bias);
+      a.scales_out[row * 4 + 2 + lane / 4] = static_cast<uint8_t>(own[1] + kUE8M0Bias);
+    }
   }
-  if (exists && of_row == 0) {
+  if (exists && lane == 0) {
     a.weights_out[row] = __fmul_rn(__bfloat162float(a.weights[row]) * power_of_two(power), a.scale);
   }
 }
@@ -54,26 +63,25 @@ __device__ void write(const QueryArguments& a, int64_t row, bool exists, int of_
 template <Output kOutput>
 __global__ void __launch_bounds__(32 * kWarps) query_kernel(const __grid_constant__ QueryArguments a) {
   after_predecessor();
-  const int warp = blockIdx.x * kWarps + threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = blockIdx.x * kWarps + threadIdx.x / 32, lane = threadIdx.x % kRowLanes;
   const int groups = (a.heads + kRows - 1) / kRows;
   const int token = warp / groups;
   if (token >= a.tokens) return;
-  const int of_row = lane % kRowLanes;
-  const int head = (warp - token * groups) * kRows + lane / kRowLanes;
+  const int head = (warp - token * groups) * kRows + threadIdx.x % 32 / kRowLanes;
   const int64_t row = static_cast<int64_t>(token) * a.heads + head;
-  uint4 raw[kPasses];
+  uint4 plain[kPasses], turned[kPasses];
 #pragma unroll
   for (int i = 0; i < kPasses; ++i) {
-    raw[i] = head + 2 * i < a.heads ? __ldcs(a.q + (row + 2 * i) * kRowLanes + of_row) : uint4{};
+    const uint4* from = a.q + (row + i * kPassRows) * kRowVectors + lane;
+    plain[i] = turned[i] = uint4{};
+    if (head + i * kPassRows < a.heads) plain[i] = from[0], turned[i] = from[kRowLanes];
   }
-  const int rope_lane = of_row - kRowLanes / 2;
-  Turn turn{};
-  if (rope_lane >= 0) turn = load_turn(a.cos_sin + a.positions[token] * kRopeDims, kRopeDims / 2, rope_lane * 4);
+  const Turn turn = load_turn(a.cos_sin + a.positions[token] * kRopeDims, kRopeDims / 2, lane * 4);
 #pragma unroll
   for (int i = 0; i < kPasses; ++i) {
-    Eight v = unpack(raw[i]);
-    if (rope_lane >= 0) rotate(v, turn);
-    write<kOutput>(a, row + 2 * i, head + 2 * i < a.heads, of_row, v);
+    Eight v = unpack(turned[i]);
+    rotate(v, turn);
+    write<kOutput>(a, row + i * kPassRows, head + i * kPassRows < a.heads, lane, plain[i], pack(v));
   }
 }
 

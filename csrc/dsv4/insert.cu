@@ -42,8 +42,8 @@ __device__ void queries(const InsertArguments& a, int token, int head, int lane)
 #pragma unroll
   for (int i = 0; i < kHeads; ++i) {
     if (i < there) {
-      raw[i][0] = __ldcs(from + i * kRowVectors);
-      raw[i][1] = __ldcs(from + i * kRowVectors + 32);
+      raw[i][0] = from[i * kRowVectors];
+      raw[i][1] = from[i * kRowVectors + 32];
     }
   }
   Turn turn{};

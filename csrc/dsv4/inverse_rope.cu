@@ -57,8 +57,8 @@ __global__ void __launch_bounds__(32 * kWarps) inverse_kernel(const __grid_const
 #pragma unroll
   for (int i = 0; i < kTokens; ++i) {
     if (i < there) {
-      raw[i][0] = __ldcs(from + i * step);
-      raw[i][1] = __ldcs(from + i * step + 32);
+      raw[i][0] = from[i * step];
+      raw[i][1] = from[i * step + 32];
     }
   }
   const int group = head / a.group_heads, of_group = head - group * a.group_heads;

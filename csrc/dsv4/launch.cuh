@@ -10,11 +10,18 @@ namespace dsv4 {
 
 constexpr int ceil_div(int64_t value, int64_t by) { return static_cast<int>((value + by - 1) / by); }
 
-inline bool can_overlap() {
-  constexpr int kDevices = 64;
-  static int known[kDevices] = {};  // 0 not asked yet, 1 no, 2 yes; writers agree
+constexpr int kDevices = 64;
+
+inline int current_device() {
   int device = 0;
   cudaGetDevice(&device);
+  return device;
+}
+
+// Whether the current device is of sm_90 or newer.
+inline bool is_hopper() {
+  static int known[kDevices] = {};  // 0 not asked yet, 1 no, 2 yes; writers agree
+  const int device = current_device();
   if (device >= kDevices) return false;
   if (known[device] == 0) {
     int major = 0;
@@ -22,6 +29,16 @@ inline bool can_overlap() {
     known[device] = major >= 9 ? 2 : 1;
   }
   return known[device] == 2;
+}
+
+// Lets a kernel have more than 48 KB of dynamic shared memory; once a device.
+template <auto kKernel>
+void allow_shared(int bytes) {
+  static bool known[kDevices] = {};
+  const int device = current_device();
+  if (device < kDevices && known[device]) return;
+  cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (device < kDevices) known[device] = true;
 }
 
 template <class Arguments>
@@ -35,7 +52,7 @@ void launch(const Call& call, void (*kernel)(Arguments), dim3 grid, int threads,
   config.dynamicSmemBytes = shared;
   config.stream = call.stream;
   config.attrs = &overlap;
-  config.numAttrs = can_overlap() ? 1 : 0;
+  config.numAttrs = is_hopper() ? 1 : 0;
   const cudaError_t code = cudaLaunchKernelEx(&config, kernel, arguments);
   if (code != cudaSuccess) {
     cudaGetLastError();  // the error is reported here, not by whoever launches next

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 
+#include "divisor.h"
 #include "reader.h"
 
 namespace dsv4 {
@@ -17,6 +18,7 @@ struct Pages {
   int64_t stride;  // bytes from one page to the next
   int block_size;
   bool vectors;    // whether every page starts at a multiple of 16 bytes
+  Divisor pages;   // slots to pages
 };
 
 // Checks a cache against its format and number of states a page. `row_bytes` are those of a state in all regions.
@@ -36,15 +38,18 @@ inline Pages pages(const Reader& reader, const char* name, const Operand& cache,
   }
   reader.require(cache.stride[cache.dims - 1] == 1, name, "is strided within a page", "only the page stride is free");
   reader.require(held >= block_size * row_bytes, name, "has pages too small for its states", "allocate with dsv4.cache.pages");
-  Pages found{cache.as<uint8_t>(), cache.stride[0] * item, static_cast<int>(block_size), false};
+  reader.require(cache.size[0] * block_size <= std::numeric_limits<int32_t>::max(), name, "has more than 2**31 states", "split it");
+  const auto states = static_cast<uint32_t>(block_size);
+  Pages found{cache.as<uint8_t>(), cache.stride[0] * item, static_cast<int>(block_size), false, Divisor(states)};
   found.vectors = (reinterpret_cast<uintptr_t>(found.base) | static_cast<uint64_t>(found.stride)) % 16 == 0;
   return found;
 }
 
 __device__ inline uint8_t* page_of(const Pages& pages, int64_t slot, int& offset) {
-  const int64_t block = slot / pages.block_size;
-  offset = static_cast<int>(slot - block * pages.block_size);
-  return pages.base + block * pages.stride;
+  const auto state = static_cast<uint32_t>(slot);
+  const uint32_t page = pages.pages.quotient(state);
+  offset = static_cast<int>(state - page * pages.block_size);
+  return pages.base + page * pages.stride;
 }
 
 // Stores kBytes of registers; pages of odd strides take them byte by byte.

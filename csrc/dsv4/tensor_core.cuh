@@ -29,6 +29,18 @@ __device__ inline void publish() {
 #endif
 }
 
+// Warps that only fetch give registers to those that multiply: of 168 a thread at the launch.
+__device__ inline void fewer_registers() {
+#ifdef DSV4_WGMMA
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 120;");
+#endif
+}
+__device__ inline void more_registers() {
+#ifdef DSV4_WGMMA
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 192;");
+#endif
+}
+
 #ifdef DSV4_WGMMA
 
 // 128-byte swizzle; groups of eight rows lie 1024 bytes apart.
@@ -70,6 +82,8 @@ __device__ inline void multiply64(float (&s)[32], uint64_t a, uint64_t b) {
 __device__ inline void begin_products() {}
 __device__ inline void end_products() {}
 
+#endif
+
 template <bool kTransposed = false>
 __device__ inline void load_matrices(uint32_t (&m)[4], uint32_t address) {
   if constexpr (kTransposed) {
@@ -91,20 +105,23 @@ __device__ inline void load_rows(uint32_t (&a)[4], uint32_t column, int first_ro
   load_matrices(a, column + swizzled(first_row + lane % 16, step * 2 + lane / 16));
 }
 
-#endif
-
-// s[64 x 32] += a b^T over the 64 values of a column; b's 32 rows start at first_row.
-__device__ inline void add_products_of_rows(float (&s)[16], uint32_t a, uint32_t b, int first_row) {
+// s[64 x kRows] += a b^T over the 64 values of a column; b's rows start at first_row. Sixteen rows are multiplied by
+// mma.sync everywhere.
+template <int kRows>
+__device__ inline void add_products_of_rows(float (&s)[kRows / 2], uint32_t a, uint32_t b, int first_row) {
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
 #ifdef DSV4_WGMMA
-    multiply32(s, descriptor(a + step * 32), descriptor(b + first_row * kRowBytes + step * 32));
-#else
+    if constexpr (kRows == 32) {
+      multiply32(s, descriptor(a + step * 32), descriptor(b + first_row * kRowBytes + step * 32));
+      continue;
+    }
+#endif
     const int lane = threadIdx.x % 32;
     uint32_t rows[4];
     load_rows(rows, a, threadIdx.x / 32 % 4 * 16, step);
 #pragma unroll
-    for (int pair = 0; pair < 2; ++pair) {
+    for (int pair = 0; pair < kRows / 16; ++pair) {
       // Matrices: keys 0-7 and 8-15 of the pair's sixteen, each with the first and the second eight values.
       uint32_t keys[4];
       const int row = first_row + pair * 16 + lane / 16 * 8 + lane % 8;
@@ -112,17 +129,20 @@ __device__ inline void add_products_of_rows(float (&s)[16], uint32_t a, uint32_t
       multiply8(s + pair * 8, rows, keys[0], keys[1]);
       multiply8(s + pair * 8 + 4, rows, keys[2], keys[3]);
     }
-#endif
   }
 }
 
-// s[64 x 64] += a b, a one column of 64 values, b a column of 64 rows: k runs across b's rows.
+// s[64 x 64] += a b, a one column of kRows values, b a column of kRows rows: k runs across b's rows.
+template <int kRows>
 __device__ inline void add_products_across_rows(float (&s)[32], uint32_t a, uint32_t b) {
 #pragma unroll
-  for (int step = 0; step < 4; ++step) {
+  for (int step = 0; step < kRows / 16; ++step) {
 #ifdef DSV4_WGMMA
-    multiply64(s, descriptor(a + step * 32), descriptor(b + step * 16 * kRowBytes));
-#else
+    if constexpr (kRows == 64) {
+      multiply64(s, descriptor(a + step * 32), descriptor(b + step * 16 * kRowBytes));
+      continue;
+    }
+#endif
     const int lane = threadIdx.x % 32;
     uint32_t rows[4];
     load_rows(rows, a, threadIdx.x / 32 % 4 * 16, step);
@@ -134,7 +154,6 @@ __device__ inline void add_products_across_rows(float (&s)[32], uint32_t a, uint
       multiply8(s + pair * 8, rows, values[0], values[1]);
       multiply8(s + pair * 8 + 4, rows, values[2], values[3]);
     }
-#endif
   }
 }
 

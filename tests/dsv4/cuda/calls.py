@@ -454,7 +454,7 @@ FAMILIES: dict[str, Family] = {
     "mhc_post": Family(hyper_post, (8e-3, 1e-6)),
     "mhc_post_pre": Family(hyper_post_pre, (1e-2, 5e-3)),
     "route": Family(chosen, (1e-5, 1e-6), exact=(0,), data=("random",)),
-    "swiglu": Family(gate, (8e-3, 1e-6)),
+    "swiglu": Family(gate, (8e-3, 1e-6), data=("random", "equal", "huge", "zero", "mixed")),
 }
 
 
