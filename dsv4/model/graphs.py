@@ -17,7 +17,7 @@ from dsv4.model.context import Context
 from dsv4.model.decoder import Decoder, Outcome, outcome
 from dsv4.model.forward import Forward
 from dsv4.model.metadata import Padding, metadata
-from dsv4.model.reserve import lane_of, suffix_of
+from dsv4.model.reserve import lane_of, persist_results, suffix_of
 from dsv4.model.upload import Buffer, size
 from dsv4.options import Options
 from dsv4.scheduler import Rows
@@ -64,17 +64,15 @@ class Graphs:
             self._persist(suffix_of(index))
 
     def _persist(self, suffix: str) -> None:
-        decoder, config, limit = self._decoder, self._decoder.shard.config, self.sizes[-1]
+        decoder, limit = self._decoder, self.sizes[-1]
         most = attrs.evolve(self._padding(limit), decode=min(limit, decoder.engine.max_num_seqs))
         nbytes = size(self._metadata((), {}, dummy(limit, decoder.shard, decoder.engine), most))
         nbytes += len(set(decoder.caches.kinds)) * (4 * limit + GATHERED_BYTES * most.requests)
-        streams = (limit, config.hc_mult, config.hidden_size)
         with decoder.ws.on(decoder.main):
-            persistent = decoder.ws.persistent
-            self._buffer = Buffer(persistent(f"metadata{suffix}", (-(-nbytes // 256) * 256,), torch.uint8))
-            activations = decoder.precision.activations
-            self._residual = persistent(f"residual{suffix}", streams, activations)
-            self._hidden = persistent(f"hidden{suffix}", (limit, config.hidden_size), activations)
+            memory = decoder.ws.persistent(f"metadata{suffix}", (-(-nbytes // 256) * 256,), torch.uint8)
+        self._buffer = Buffer(memory)
+        results = persist_results(decoder.ws, decoder.shard, decoder.precision, limit, suffix)
+        self._residual, self._hidden = results
 
     def fitting(self, batch: Batch) -> int:
         """Size of the smallest graph that takes a batch; 0: none does, and it runs eagerly."""

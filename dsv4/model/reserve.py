@@ -26,19 +26,24 @@ def reserve(
 ) -> int:
     """Make what decoders keep, declare the scratch of a run and reserve it; the bytes the workspace then holds.
 
+    Where the framework's allocator places each tensor, what was declared stands for what it will hold. Metadata of
+    graphs, which comes later, is not counted: a few bytes a token and block.
+
     Parameters
     ----------
     draft
         With the MTP block.
     """
-    sizes = options.sizes(engine)
+    sizes, kept = options.sizes(engine), 0
     for index in range(options.micro_batches):
-        persist(ws, shard, engine, suffix_of(index))
+        chosen = persist(ws, shard, engine, suffix_of(index))
+        results = persist_results(ws, shard, precision, sizes[-1], suffix_of(index)) if sizes else ()
+        kept += sum(one.nbytes for one in (chosen, *results) if one is not None)
     declare(ws, shard, precision, engine, draft=draft)
     for index in range(options.micro_batches if sizes else 0):
         declare_graphs(ws, shard, precision, engine, options.region, sizes[-1], lane_of(index))
-    reserved: int = ws.reserve()
-    return reserved
+    declared: int = ws.reserve()
+    return kept + max(declared, ws.snapshot().reserved)
 
 
 def suffix_of(index: int) -> str:
@@ -60,6 +65,17 @@ def persist(ws: Any, shard: Shard, engine: Engine, suffix: str = "") -> torch.Te
             "topk_indices" + suffix, (engine.max_num_batched_tokens, shard.config.index_topk), torch.int32
         )
     return found
+
+
+def persist_results(
+    ws: Any, shard: Shard, precision: Precision, limit: int, suffix: str = ""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What graphs of up to `limit` tokens leave: streams [limit, S, H] and hidden states [limit, H]."""
+    config, made = shard.config, precision.activations
+    with ws.on(ws.stream(MAIN + suffix)):
+        residual = ws.persistent(f"residual{suffix}", (limit, config.hc_mult, config.hidden_size), made)
+        hidden = ws.persistent(f"hidden{suffix}", (limit, config.hidden_size), made)
+    return residual, hidden
 
 
 def declare(ws: Any, shard: Shard, precision: Precision, engine: Engine, *, draft: bool = False) -> None:

@@ -168,7 +168,6 @@ def _parts(
     check_weights(config, precision.activations, options.drafts > 0, ranks)
     shard = Shard(config, tensor_parallel=ranks.size, rank=ranks.rank, attention="flashinfer")
     held = reserve(ws, shard, precision, options.engine, options.run, draft=options.drafts > 0)
-    held = max(held, ws.snapshot().reserved)
     caches, draft_caches = _caches(options, config, precision, held, ranks.device)
     if options.memory is not None:
         ws.lock()
