@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
 import torch
 
 from dsv4.cache.caches import Caches
@@ -24,7 +23,7 @@ from dsv4.model.presets import TINY
 from dsv4.model.random_weights import random_tensors
 from dsv4.model.reserve import reserve
 from dsv4.model.runner import Contexts, Runner
-from dsv4.model.weights import Assembly, DraftWeights, ModelWeights
+from dsv4.model.weights import Assembly
 from dsv4.options import Options
 from dsv4.scheduler import Rows
 from dsv4.shard import Shard
@@ -38,13 +37,14 @@ SCRIPT = (
 )
 """(request, start, count, prefill) of each step with known tokens."""
 
+EXACT = Precision()
+
 REQUESTS = tuple(dict.fromkeys(row[0] for step in SCRIPT for row in step))
 
 GENERATED = 2
 """Steps behind them, each of a decode row for every request."""
 
 
-@attrs.frozen(eq=False)
 class Execution:
     """A small model of random weights, to be run on workspaces.
 
@@ -60,19 +60,20 @@ class Execution:
         Where weights and caches live; the CPU's for simulated devices.
     """
 
-    config: ModelConfig = TINY
-    precision: Precision = Precision()
-    draft: bool = False
-    seed: int = 0
-    device: str = "cpu"
-    shard: Shard = attrs.field(init=False)
-    weights: tuple[ModelWeights, DraftWeights | None] = attrs.field(init=False, repr=False)
-
-    def __attrs_post_init__(self) -> None:
-        shard = Shard(self.config, attention="flashinfer")
-        assembly = Assembly(shard, self.precision, random_tensors(self.config, self.seed), self.device)
-        object.__setattr__(self, "shard", shard)
-        object.__setattr__(self, "weights", (assembly.model(), assembly.draft() if self.draft else None))
+    def __init__(
+        self,
+        config: ModelConfig = TINY,
+        precision: Precision = EXACT,
+        *,
+        draft: bool = False,
+        seed: int = 0,
+        device: str = "cpu",
+    ) -> None:
+        self.config, self.precision, self.draft, self.seed, self.device = config, precision, draft, seed, device
+        self.shard = Shard(config, attention="flashinfer")
+        assembly = Assembly(self.shard, precision, random_tensors(config, seed), device)
+        self.weights = assembly.model()
+        self.draft_weights = assembly.draft() if draft else None
 
     @property
     def description(self) -> str:
@@ -90,12 +91,11 @@ class Execution:
         The workspace is locked, as in a server: what was reserved is enough.
         """
         options = Options(mode=mode, aux_streams=aux_streams, micro_batches=micro_batches)
-        model, draft = self.weights
         reserve(ws, self.shard, self.precision, ENGINE, options, draft=self.draft)
         caches = [self._caches() for _ in range(micro_batches)]
         drafted = [self._caches(draft=True) for _ in range(micro_batches if self.draft else 0)]
-        given = ws, self.shard, self.precision, ENGINE, model, caches, options
-        runner = Runner(*given, draft=draft, draft_caches=drafted)
+        given = ws, self.shard, self.precision, ENGINE, self.weights, caches, options
+        runner = Runner(*given, draft=self.draft_weights, draft_caches=drafted)
         ws.lock()
         return Program(self, runner)
 

@@ -37,7 +37,7 @@ def runner(
     chosen = Options(mode=mode, micro_batches=parts, **options)
     reserve(ws, MADE.shard, MADE.precision, engine, chosen)
     caches = [Caches(TINY, MADE.precision.storage, blocks_for(TINY, blocks)) for _ in range(parts)]
-    return Runner(ws, MADE.shard, MADE.precision, engine, MADE.weights[0], caches, chosen)
+    return Runner(ws, MADE.shard, MADE.precision, engine, MADE.weights, caches, chosen)
 
 
 def context(length: int, seed: int = 0) -> Context:
@@ -115,7 +115,7 @@ def test_a_failing_kernel_leaves_no_lease_in_either_micro_batch(monkeypatch: pyt
 def test_caches_are_as_many_as_micro_batches() -> None:
     """And joins are dropped in the replay only, which has no caches."""
     made = runner()
-    given = made.ws, MADE.shard, MADE.precision, ENGINE, MADE.weights[0], [made.decoders[0].caches]
+    given = made.ws, MADE.shard, MADE.precision, ENGINE, MADE.weights, [made.decoders[0].caches]
     with pytest.raises(RunError, match="1 caches for 2 micro-batches"):
         Runner(*given, Options(micro_batches=2))
     with pytest.raises(RunError, match="drop_join"):
