@@ -89,7 +89,8 @@ class Forward:
     all_reduce: AllReduce | None = None
     leases: dict[str, Any] = attrs.field(factory=dict)
     sums: dict[str, Any] = attrs.field(factory=dict)
-    _stages: dict[tuple[Any, str], tuple[Any, dict[str, int]]] = attrs.field(factory=dict, init=False)
+    _stages: dict[Any, dict[str, tuple[Any, dict[str, int]]]] = attrs.field(factory=dict, init=False)
+    _stage: dict[str, tuple[Any, dict[str, int]]] = attrs.field(factory=dict, init=False)
     place: int = 0
     given: Any = None
     broken: Callable[[Forward], None] | None = None
@@ -151,7 +152,7 @@ class Forward:
         """Enqueue everything, yielding after each layer; leases are released whatever happens."""
         try:
             for place, weights in enumerate(self.body.layers):
-                self.place = place
+                self._enter(place)
                 self.run(layer(weights.kind, self.conditions, place == 0))
                 yield
             self.run(EXIT)
@@ -162,23 +163,26 @@ class Forward:
 
     def run(self, nodes: tuple[Node, ...]) -> None:
         """Enqueue some nodes in host order."""
+        kernels, leases = self.kernels, self.leases
         for node in nodes:
-            if isinstance(node, Op):
-                self.kernels[node.label](self, node)
-            elif isinstance(node, Acquire):
-                self._acquire(node.lease)
-            elif isinstance(node, Release):
-                self.leases.pop(node.lease).release()
-            elif isinstance(node, Fork):
-                self._fork(node)
+            kind = type(node)
+            if kind is Op:
+                kernels[node.label](self, node)  # type: ignore[union-attr, arg-type]
+            elif kind is Acquire:
+                self._acquire(node.lease)  # type: ignore[union-attr]
+            elif kind is Release:
+                leases.pop(node.lease).release()  # type: ignore[union-attr]
+            elif kind is Fork:
+                self._fork(node)  # type: ignore[arg-type]
             elif self.broken is not None:
                 self.broken(self)
             else:  # outside a graph there is nothing to break out of
-                self.run(node.nodes)
+                self.run(node.nodes)  # type: ignore[union-attr]
 
     def run_region(self, place: int, held: dict[str, Any]) -> None:
         """Enqueue the eager region of one layer on what its graph holds there."""
-        self.place, self.leases = place, dict(held)
+        self._enter(place)
+        self.leases = dict(held)
         try:
             self.run(eager_region(self.weights.kind, self.conditions))
         finally:
@@ -197,13 +201,18 @@ class Forward:
             self.sums.pop(lease).wait()
         return self.leases[lease]
 
+    def _enter(self, place: int) -> None:
+        """The next nodes are those of this layer."""
+        self.place = place
+        self._stage = self._stages.setdefault(self.weights.kind, {})
+
     def _acquire(self, name: str) -> None:
-        kind = self.weights.kind
-        found = self._stages.get((kind, name))
+        found = self._stage.get(name)
         if found is None:
+            kind = self.weights.kind
             layout = stage_layouts(self.shard, self.precision, kind)[name]
             own = {dim: value for dim, value in self.dims[kind].items() if dim in layout.dim_names}
-            found = self._stages[kind, name] = layout, own
+            found = self._stage[name] = layout, own
         layout, own = found
         # Not `acquire`, which has more to look at.
         self.leases[name] = self.ws.lease(layout, **own).__enter__()

@@ -221,7 +221,7 @@ class Assembly:
         return ExpertWeights(
             self._matrix(f"{prefix}gate.weight"),
             self._wide(bias) if bias in self.tensors else None,
-            self._tensor(table, None) if table in self.tensors else None,
+            self._tensor(table, None).contiguous() if table in self.tensors else None,
             *self._routed(f"{prefix}experts."),
             shared,
         )
