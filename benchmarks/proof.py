@@ -157,6 +157,29 @@ def report(seeds: int, made_from: dict[str, str], made: dict[str, Any], records:
     }
 
 
+def summary(report: dict[str, Any]) -> str:
+    """The report as a table: of each strategy and run mode, how many schedules gave the bits of the reference."""
+    made, missing = report["made"], len(report["missing"])
+    lines = [
+        (__doc__ or "").strip(),
+        "",
+        f"Made {made['date']} with torch {made['torch']}, commit {made['commit']}: {report['about']}.",
+        f"{report['schedules']} schedules; {missing} of {report['parts']} parts are missing.",
+        "",
+        "| strategy | " + " | ".join(MODES) + " | clock check |",
+        "|---" * (len(MODES) + 2) + "|",
+    ]
+    for strategy in (*SAFE, CONTROL):
+        own = [record for record in report["records"] if record["cell"]["strategy"] == strategy]
+        counts = []
+        for mode in MODES:
+            some = [record for record in own if record["cell"]["mode"] == mode]
+            counts.append(f"{sum(one['equal'] for one in some)} of {sum(one['seeds'] for one in some)}")
+        verdicts = ", ".join(sorted({record["verdict"] for record in own})) or "-"
+        lines.append(f"| {strategy} | " + " | ".join(counts) + f" | {verdicts} |")
+    return "\n".join(lines) + "\n"
+
+
 def _name(record: Record) -> str:
     return str([record["cell"], record["first_seed"], record["seeds"]])
 
@@ -181,6 +204,8 @@ def main(seeds: int, jobs: int, minutes: float, out: Path) -> None:
             click.echo(f"not as it must be: {record}")
         write_json(report(seeds, made_from, made, records), out)
     final = report(seeds, made_from, made, records)
+    write_json(final, out)
+    out.with_suffix(".md").write_text(summary(final), encoding="utf-8")
     click.echo(
         f"{final['as_they_must_be']} of {final['parts']} parts are as they must be; {final['schedules']} schedules"
     )

@@ -84,6 +84,9 @@ def test_a_second_run_goes_on_where_the_first_stopped(
     report = orjson.loads(out.read_bytes())
     assert second.exit_code == 0 and not report["missing"] and report["as_they_must_be"] == report["parts"]
     assert len(executed) == report["parts"] - 5 and report["schedules"] == 50 * 65
+    lines = out.with_suffix(".md").read_text().splitlines()
+    assert "| per_stream | 200 of 200 | 200 of 200 | 200 of 200 | 200 of 200 | 200 of 200 | SAFE |" in lines
+    assert any(line.startswith("| unfenced | 0 of 50") and "UNSAFE" in line for line in lines)
 
 
 @pytest.mark.parametrize("now", [SOURCES | {"dsv4": "three"}, SOURCES | {"dsv4": "two-dirty"}])
