@@ -175,9 +175,9 @@ def generate(
 @main.command("serve-trace")
 @click.option("--trace", "file", type=click.Path(path_type=Path), help="CSV of requests. Default: a generated one.")
 @click.option("--requests", "count", type=POSITIVE, default=32, help="The first so many of the trace.")
-@click.option("--speed-up", type=click.FloatRange(min=0, min_open=True), default=1.0, help="Of the arrivals.")
+@click.option("--speed-up", type=float, default=1.0, help="Of the arrivals.")
 @click.option("--seed", type=int, default=0, help="Of the generated trace and of the prompts.")
-@click.option("--json", "output", type=click.File("w"), help="Write the report there, too.")
+@click.option("--json", "output", type=click.File("w", lazy=False), help="Write the report there, too.")
 @click.option("--max-num-seqs", type=POSITIVE, default=8, help="Requests that run at once.")
 @click.option("--max-model-len", type=POSITIVE, default=1024, help="Longer requests shorten the whole trace.")
 @model_options
@@ -193,7 +193,7 @@ def serve_trace(
                 f"serve-trace on {one.ranks.size} ranks, whose clocks decide what each step holds", "start one process"
             )
         click.echo(
-            f"{len(requests)} requests of {file or 'a generated trace'}, arriving {speed_up:g} times as fast, "
+            f"{len(requests)} request{'s' if len(requests) > 1 else ''} of {file or 'a generated trace'}, arriving {speed_up:g} times as fast, "
             f"lengths divided by {factor:.3g}"
         )
         server = Server(one.model)
@@ -223,5 +223,8 @@ def serve_trace(
 def save(folder: Path, format: str, quantised: bool, **options: Any) -> None:
     """Write random weights as a checkpoint FOLDER, for --checkpoint."""
     tensors = random_tensors(ModelOptions(**options))
-    checkpoint.save(folder, tensors, tensors.config, format, quantised=quantised)
+    try:
+        checkpoint.save(folder, tensors, tensors.config, format, quantised=quantised)
+    except OSError as error:
+        raise RunError(f"{folder} cannot be written: {error.strerror}", "pass a folder with room in it") from error
     click.echo(f"wrote {folder}: {len(tensors)} tensors, random by seed {tensors.seed}")

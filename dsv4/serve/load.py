@@ -88,7 +88,14 @@ def serve(
         Arrivals are so many times closer together.
     clock
         Omitted: the host's.
+
+    Raises
+    ------
+    RequestError
+        The speed-up is no number above 0.
     """
+    if not 0 < speed_up < float("inf"):
+        raise RequestError(f"speed_up={speed_up!r} is no finite number above 0", "pass 1 for the trace's own arrivals")
     clock, draw = clock or HostClock(), random.Random(seed)
     served = [Served(one, one.arrival / speed_up) for one in requests]
     due, running = deque(served), dict[int, Served]()

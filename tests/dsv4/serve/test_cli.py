@@ -126,6 +126,7 @@ def test_a_failed_step_is_reported_with_its_requests(tmp_path: Path, monkeypatch
         (["generate", "--prompt", "x", "--memory", "1MiB"], "a memory of 1048576 bytes is too small", "bytes or more"),
         (["generate", "--prompt", "x", "--mode", "full"], "no graphs", "simulated"),
         (["generate", "--prompt", "x", "--max-model-len", "5000"], "4096 positions", "lower max_model_len"),
+        (["save", "cut.csv/saved"], "cut.csv/saved cannot be written: Not a directory", "a folder with room"),
         (["serve-trace", "--max-num-seqs", "600"], "is below max_num_seqs=600", "lower the second"),
         (["serve-trace", "--trace", "absent.csv"], "absent.csv cannot be read", "CSV with the columns"),
         (["serve-trace", "--trace", "foreign.csv"], "line 1: 'time,prompt'", "complete CSV"),

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from dsv4.errors import RequestError
 from dsv4.model.context import Context
 from dsv4.model.decoder import Outcome
 from dsv4.scheduler import Request, Rows
@@ -66,6 +67,13 @@ def test_what_is_refused_or_fails_is_said_and_the_rest_is_served() -> None:
         "",
     ]
     assert [one.times for one in served] == [[], [], [2.0, 3.0]]
+
+
+@pytest.mark.parametrize("speed_up", (0.0, -1.0, float("nan"), float("inf")))
+def test_a_speed_up_that_is_no_speed_is_refused(speed_up: float) -> None:
+    server, clock = timed()
+    with pytest.raises(RequestError, match="speed_up"):
+        serve(server, [Request(0, 5, 3)], speed_up=speed_up, clock=clock)
 
 
 def test_lengths_are_divided_until_the_longest_fits() -> None:
