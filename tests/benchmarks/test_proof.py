@@ -21,7 +21,9 @@ SOURCES = {"workspace": "one", "dsv4": "two"}
 def record(part: Part, **found: Any) -> dict[str, Any]:
     good = {"equal": part.count, "verdict": "SAFE", "races": 0, "error": "", "cpu_seconds": 0.1}
     bad = {"equal": 0, "verdict": "UNSAFE", "races": 9}
-    return part.key | good | (bad if part.cell.strategy == CONTROL else {}) | found
+    unjudged = {"verdict": "UNKNOWN", "races": 0}
+    control = part.cell.strategy == CONTROL
+    return part.key | good | (bad if control else {}) | (unjudged if part.first else {}) | found
 
 
 def test_every_cell_has_all_its_seeds() -> None:
@@ -43,14 +45,16 @@ def test_a_record_is_as_it_must_be_only_with_all_bits_and_no_race() -> None:
     assert as_it_must_be(record(safe)) and as_it_must_be(record(control))
     assert not as_it_must_be(record(safe, equal=9)) and not as_it_must_be(record(safe, verdict="UNSAFE"))
     assert not as_it_must_be(record(control, equal=10)) and not as_it_must_be(record(control, verdict="SAFE"))
+    later = Part(safe.cell, 25, 10)
+    assert as_it_must_be(record(later)) and not as_it_must_be(record(later, equal=9))
 
 
 def test_a_part_runs_and_the_control_is_caught() -> None:
     """Real runs of two parts in this process."""
-    safe = proof.run(Part(Cell("event_fenced", "narrow", 2, True), 3, 1))
+    safe = proof.run(Part(Cell("event_fenced", "narrow", 2, True), 0, 2))
     control = proof.run(Part(Cell(CONTROL, "narrow", 2, True), 0, 3))
     assert as_it_must_be(safe) and as_it_must_be(control)
-    assert (safe["cell"]["mode"], safe["first_seed"], safe["seeds"], safe["equal"]) == ("narrow", 3, 1, 1)
+    assert (safe["cell"]["mode"], safe["first_seed"], safe["seeds"], safe["equal"]) == ("narrow", 0, 2, 2)
 
 
 @pytest.fixture

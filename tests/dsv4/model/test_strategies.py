@@ -1,4 +1,4 @@
-"""Where scratch comes from changes no bit of the logits, on the CPU; `test_matrix` has virtual streams and run modes."""
+"""Where scratch comes from changes no bit of the logits on the CPU; `test_matrix` has virtual streams and run modes."""
 
 from __future__ import annotations
 
