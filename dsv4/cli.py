@@ -192,10 +192,8 @@ def serve_trace(
             raise RunError(
                 f"serve-trace on {one.ranks.size} ranks, whose clocks decide what each step holds", "start one process"
             )
-        click.echo(
-            f"{len(requests)} request{'s' if len(requests) > 1 else ''} of {file or 'a generated trace'}, arriving {speed_up:g} times as fast, "
-            f"lengths divided by {factor:.3g}"
-        )
+        arrivals = f"arriving {speed_up:g} times as fast, lengths divided by {factor:.3g}"
+        click.echo(f"trace: {file or 'generated'}; requests: {len(requests)}, {arrivals}")
         server = Server(one.model)
         served, seconds = load.serve(server, shortened, speed_up=speed_up, seed=seed)
         found = report.report(served, seconds, server, one)
