@@ -39,8 +39,8 @@ class FolderTokenizer:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
-    def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text).ids)
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
     def text(self) -> Text:
         return FolderText(self._tokenizer)

@@ -22,8 +22,8 @@ class Text(Protocol):
 class Tokenizer(Protocol):
     """What turns prompts into tokens, and tokens into text."""
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text."""
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Token ids of a text, with those that begin every prompt of the model unless `special` is False."""
 
     def text(self) -> Text:
         """A new text, empty."""
@@ -31,7 +31,7 @@ class Tokenizer(Protocol):
 
 def single(tokenizer: Tokenizer, text: str) -> int:
     """The token that a text is. Raises `RequestError` when it is none, or several."""
-    tokens = tokenizer.encode(text)
+    tokens = tokenizer.encode(text, special=False)
     if len(tokens) != 1:
         raise RequestError(f"the stop text {text!r} is {len(tokens)} tokens", "stop at a text of one token")
     return tokens[0]
@@ -42,11 +42,11 @@ SPECIAL = 2
 
 
 class ByteTokenizer:
-    """UTF-8, a token a byte: byte b is id b + 2. Ids behind the bytes stand for U+FFFD."""
+    """UTF-8, a token a byte: byte b is id b + 2. Ids behind the bytes stand for U+FFFD. Nothing begins a prompt."""
 
     vocabulary = SPECIAL + 256
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
         return [byte + SPECIAL for byte in text.encode()]
 
     def text(self) -> Text:

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from dsv4.errors import RequestError
 from dsv4.serve.errors import TokenizerError
 from dsv4.serve.folder_tokenizer import FolderTokenizer, tokenizer_of
-from dsv4.serve.tokenizer import ByteTokenizer, Tokenizer
+from dsv4.serve.tokenizer import ByteTokenizer, Tokenizer, single
 
 
 def pieces(tokenizer: Tokenizer, tokens: list[int], size: int = 1) -> list[str]:
@@ -56,7 +57,8 @@ def folder(tmp_path: Path) -> Path:
     made = tokenizers.Tokenizer(model)
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = tokenizers.decoders.ByteLevel()
-    made.add_special_tokens(["<end>"])
+    made.add_special_tokens(["<end>", "<begin>"])
+    made.post_processor = tokenizers.processors.TemplateProcessing("<begin> $A", special_tokens=[("<begin>", 257)])
     made.save(str(tmp_path / "tokenizer.json"))
     return tmp_path
 
@@ -65,11 +67,19 @@ def test_a_folders_tokenizer_is_used(folder: Path) -> None:
     """Its text, too, comes in whole characters; its special token has none."""
     tokenizer, message = tokenizer_of(folder)
     assert isinstance(tokenizer, FolderTokenizer) and message == ""
-    tokens = tokenizer.encode("a€ ü")
-    assert len(tokens) == 7
+    begin, *tokens = tokenizer.encode("a€ ü")
+    assert begin == 257 and len(tokens) == 7
     found = pieces(tokenizer, [*tokens, 256])
     assert "".join(found) == "a€ ü" and not any("\ufffd" in piece for piece in found)
     assert pieces(tokenizer, tokens[:2]) == ["a", "", "\ufffd"]
+
+
+def test_a_stop_text_is_one_token_without_what_begins_a_prompt(folder: Path) -> None:
+    """Also of a tokenizer that begins prompts with a token of its own; several tokens are refused."""
+    for tokenizer in (ByteTokenizer(), tokenizer_of(folder)[0]):
+        assert [single(tokenizer, "a")] == tokenizer.encode("a")[-1:]
+        with pytest.raises(RequestError, match="is 3 tokens"):
+            single(tokenizer, "€")
 
 
 def test_a_folder_without_a_tokenizer_says_that_bytes_are_used(tmp_path: Path) -> None:
