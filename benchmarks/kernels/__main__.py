@@ -39,7 +39,7 @@ def _measured(name: str, case: Case, rows: int) -> dict[str, Any]:
     del calls
     copy = copy_us(nbytes)
     torch.cuda.empty_cache()
-    found = {
+    found: dict[str, float] = {
         "rows": rows,
         "bytes": nbytes,
         "us": round(own, 2),
@@ -51,9 +51,9 @@ def _measured(name: str, case: Case, rows: int) -> dict[str, Any]:
         # The ceilings measured on this machine: 4.3 TB/s of a large copy, 790 Tflop/s of a large bf16 product.
         floor = max(nbytes / 4.3e6, flop / 790e6)
         found |= {"tflop_s": round(flop / own / 1e6, 1), "floor_us": round(floor, 2), "of_floor": round(floor / own, 3)}
-    floor = f"  {found['tflop_s']:.0f} Tflop/s, {found['of_floor']:.2f} of the floor" if flop else ""
+    beside = f"  {found['tflop_s']:.0f} Tflop/s, {found['of_floor']:.2f} of the floor" if flop else ""
     speed = f"{found['us']:8.2f} us, copy {found['copy_us']:8.2f}, {found['tb_s']:.2f} TB/s, {found['of_copy']:.2f}"
-    print(f"{name:26} {rows:5} {speed}{floor}", flush=True)
+    print(f"{name:26} {rows:5} {speed}{beside}", flush=True)
     return found
 
 

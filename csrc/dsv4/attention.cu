@@ -2,7 +2,7 @@
 //
 // Floor of decode with 640 keys and 64 heads: 374 KB of pages, 64 KB of q and 64 KB of o a row, against 84 Mflop: at 4.2 TB/s
 // and 800 Tflop/s 0.12 us against 0.11. A block takes 64 heads of a row, so that a key is read and dequantised once for
-// all of them, and streams tiles of keys, which four warps fetch (attention_keys.cuh) while eight multiply. Those are two
+// all of them, and streams tiles of keys, which eight warps fetch (attention_keys.cuh) while eight multiply. Those are two
 // groups of four: each scores one half of a tile's keys, and each sums one half of the dims over all of them.
 // Where rows alone leave multiprocessors idle, a row's keys are split among blocks, and a second kernel merges the parts.
 #include "attention_keys.cuh"
@@ -202,25 +202,28 @@ __global__ void __launch_bounds__(kConsumers + kProducers, 1) attention_kernel(c
 
 constexpr int kMergeThreads = 128;
 
-// Merges the parts of one head of a row, always in the same order.
+constexpr int kMostSplits = 32;
+
+// Merges the parts of one head of a row, always in the same order. A lane knows the part of its number.
 __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_constant__ AttentionArguments a) {
   after_predecessor();
-  const int row = blockIdx.x, head = blockIdx.y;
+  const int row = blockIdx.x, head = blockIdx.y, lane = threadIdx.x % 32;
   const int64_t step = static_cast<int64_t>(a.padded) * kPartial;
   const float* parts = a.partial + (static_cast<int64_t>(row) * a.splits * a.padded + head) * kPartial;
-  float largest = -INFINITY;
-  for (int i = 0; i < a.splits; ++i) largest = fmaxf(largest, parts[i * step + kWidth]);
-  float sum[4] = {}, weight = 0;
+  float2 own{-INFINITY, 0};
+  if (lane < a.splits) own = *reinterpret_cast<const float2*>(parts + lane * step + kWidth);
+  const float largest = group_max<32>(own.x);
+  const float kept = own.y == 0 ? 0.0f : exp2f(own.x - largest);  // a part without keys weighs nothing
+  const float weight = group_sum<32>(own.y * kept);
+  float sum[4] = {};
+#pragma unroll 4
   for (int i = 0; i < a.splits; ++i) {
-    const float* part = parts + i * step;
-    const float own = part[kWidth + 1];
-    if (own == 0) continue;  // a part without keys
-    const float kept = exp2f(part[kWidth] - largest);
-    weight += own * kept;
-    const float2 a0 = *reinterpret_cast<const float2*>(part + threadIdx.x * 4);
-    const float2 a1 = *reinterpret_cast<const float2*>(part + threadIdx.x * 4 + 2);
-    sum[0] = fmaf(a0.x, kept, sum[0]), sum[1] = fmaf(a0.y, kept, sum[1]);
-    sum[2] = fmaf(a1.x, kept, sum[2]), sum[3] = fmaf(a1.y, kept, sum[3]);
+    const float by = __shfl_sync(kWholeWarp, kept, i);
+    if (by == 0) continue;  // nothing was written there
+    const float2 a0 = *reinterpret_cast<const float2*>(parts + i * step + threadIdx.x * 4);
+    const float2 a1 = *reinterpret_cast<const float2*>(parts + i * step + threadIdx.x * 4 + 2);
+    sum[0] = fmaf(a0.x, by, sum[0]), sum[1] = fmaf(a0.y, by, sum[1]);
+    sum[2] = fmaf(a1.x, by, sum[2]), sum[3] = fmaf(a1.y, by, sum[3]);
   }
   const float by = weight == 0 ? 0.0f : 1.0f / (weight + exp2f(a.sink[head] * kLog2e - largest));
   uint2* o = reinterpret_cast<uint2*>(a.o + (static_cast<int64_t>(row) * a.padded + head) * (kWidth / kVector));
@@ -262,6 +265,7 @@ void sparse_attention_decode(const Call& call) {
   a.sink = r.in("sink", {DType::f32}, {&padded}, 4).as<const float>();
   a.o = r.out("o", {DType::bf16}, {&rows, &padded, kWidth}).as<uint4>();
   a.partial = r.out("partial", {DType::f32}, {&rows, &splits, &padded, kPartial}, 8).as<float>();
+  r.require(splits <= kMostSplits, "partial", "has " + std::to_string(splits) + " parts", "pass at most 32");
   a.scale = r.real() * kLog2e;
   const int64_t rope = r.integer(), window_block = r.integer(), extra_block = r.integer(), format = r.integer();
   r.require(rope == kRope, "rope", "is " + std::to_string(rope), "states have 64 rotated dims");

@@ -1,6 +1,6 @@
 // How the keys of a tile come into shared memory: found by slot, read, dequantised, stored as tensor cores read them.
 //
-// Four warps of a block do nothing else. They keep the bytes of the next tile in registers while they wait for a place,
+// Eight warps of a block do nothing else. They keep the bytes of the next tile in registers while they wait for a place,
 // so that reading, dequantising and multiplying go on at once.
 #pragma once
 #include "launch.cuh"
@@ -9,7 +9,7 @@
 
 namespace dsv4 {
 
-constexpr int kConsumers = 256, kProducers = 128;
+constexpr int kConsumers = 256, kProducers = 256;
 constexpr int kStages = 2;
 constexpr int kHeads = 64;  // of a block
 constexpr int kColumns = kWidth / 64;
@@ -125,57 +125,62 @@ __device__ void wait_for_place(const Range& range, int tile) {
 
 template <int kTile>
 __device__ void produce_quantised(const AttentionArguments& a, Shared<kTile>& s, const Range& range) {
-  constexpr int kKeys = kTile / 32;  // of a thread
-  const int thread = threadIdx.x - kConsumers, quarter = thread % 4;
-  RawKey raw[kKeys];
-  int32_t slot[kKeys];
-  const auto place = [&](int tile, int i) { return tile * kTile + i * 32 + thread / 4; };
-#pragma unroll
-  for (int i = 0; i < kKeys; ++i) {
-    raw[i] = load_key(a, range, place(range.first, i), slot_of(a, range, place(range.first, i)), quarter);
-    slot[i] = slot_of(a, range, place(range.first + 1, i));
-  }
+  const int thread = threadIdx.x - kConsumers, quarter = thread % 4, at = thread / 4;
+  const auto place = [&](int tile) { return at < kTile ? tile * kTile + at : range.count; };
+  int32_t slot = slot_of(a, range, place(range.first));
+  RawKey raw = load_key(a, range, place(range.first), slot, quarter);
+  slot = slot_of(a, range, place(range.first + 1));
   for (int tile = range.first; tile < range.last; ++tile) {
     const int stage = (tile - range.first) % kStages;
     wait_for_place<kTile>(range, tile);
-#pragma unroll
-    for (int i = 0; i < kKeys; ++i) {
-      store_key<kTile>(s, stage, i * 32 + thread / 4, quarter, raw[i]);
-      if (tile + 1 < range.last) {
-        raw[i] = load_key(a, range, place(tile + 1, i), slot[i], quarter);
-        slot[i] = slot_of(a, range, place(tile + 2, i));
-      }
+    if (at < kTile) store_key<kTile>(s, stage, at, quarter, raw);
+    if (tile + 1 < range.last) {
+      raw = load_key(a, range, place(tile + 1), slot, quarter);
+      slot = slot_of(a, range, place(tile + 2));
     }
     publish();
     arrive(kFilled + stage, kConsumers + kProducers);
   }
 }
 
+// A warp copies every eighth key of a tile; its first lanes hold their slots.
 template <int kTile>
-__device__ void copy_plain(const AttentionArguments& a, Shared<kTile>& s, const Range& range, int tile, int stage) {
-  constexpr int kChunks = kWidth / kVector;
+__device__ void copy_plain(const AttentionArguments& a, Shared<kTile>& s, const Range& range, int tile, int stage, int32_t slots) {
+  constexpr int kWarps = kProducers / 32, kChunks = kWidth / kVector;
   const uint32_t keys = shared_address(s.keys[stage]);
-  const int thread = threadIdx.x - kConsumers;
-  for (int at = thread / kChunks; at < kTile; at += kProducers / kChunks) {
-    const int place = tile * kTile + at, chunk = thread % kChunks;
-    const int32_t slot = slot_of(a, range, place);
+  const int warp = (threadIdx.x - kConsumers) / 32, lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kTile / kWarps; ++i) {
+    const int at = i * kWarps + warp;
+    const int32_t slot = __shfl_sync(kWholeWarp, slots, i);
+    const Pages& cache = a.keys[tile * kTile + at >= range.first_count].cache;
     int offset;
-    const Pages& cache = a.keys[place >= range.first_count].cache;
     const uint8_t* page = page_of(cache, max(slot, 0), offset);
     const uint8_t* state = page + static_cast<int64_t>(offset) * 2 * kWidth;
-    const void* from = slot >= 0 ? static_cast<const void*>(state + chunk * 16) : a.q;
-    copy16(keys + chunk / 8 * Shared<kTile>::kKeyColumn + swizzled(at, chunk % 8), from, slot >= 0);
-    if (chunk == 0) s.there[stage][at] = slot >= 0;
+#pragma unroll
+    for (int chunk = lane; chunk < kChunks; chunk += 32) {
+      const void* from = slot >= 0 ? static_cast<const void*>(state + chunk * 16) : a.q;
+      copy16(keys + chunk / 8 * Shared<kTile>::kKeyColumn + swizzled(at, chunk % 8), from, slot >= 0);
+    }
+    if (lane == 0) s.there[stage][at] = slot >= 0;
   }
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
 template <int kTile>
 __device__ void produce_plain(const AttentionArguments& a, Shared<kTile>& s, const Range& range) {
+  constexpr int kWarps = kProducers / 32;
+  const int warp = (threadIdx.x - kConsumers) / 32, lane = threadIdx.x % 32;
+  const auto slots_of = [&](int tile) {
+    return lane < kTile / kWarps ? slot_of(a, range, tile * kTile + lane * kWarps + warp) : -1;
+  };
+  int32_t slots = slots_of(range.first);
   for (int tile = range.first; tile < range.last; ++tile) {
     const int stage = (tile - range.first) % kStages;
     wait_for_place<kTile>(range, tile);
-    copy_plain<kTile>(a, s, range, tile, stage);
+    const int32_t next = slots_of(tile + 1);
+    copy_plain<kTile>(a, s, range, tile, stage, slots);
+    slots = next;
     if (tile == range.first) continue;
     // The tile before has arrived when this one's copies alone are on their way.
     asm volatile("cp.async.wait_group 1;" ::: "memory");

@@ -1,10 +1,11 @@
 // Hyper-connections between two blocks: the streams mixed with a block's output, and what the next block reads of them.
 //
 // Floor at hidden size H: residual and y read, mixed streams and layer_in written: 20 H bytes a token. The 24 mixing weights
-// of a token need all of its streams, so there are two kernels. The first mixes and multiplies: a block takes 256 columns of
+// of a token need all of its streams, so there are three kernels. The first mixes and multiplies: a block takes 256 columns of
 // all four streams of some tokens, its part of fn in shared memory as two bf16 terms (16 bits of mantissa), the streams it
 // has just rounded to bf16 as the other operand, exactly. Partial sums go to the rows that layer_in will have. The second
-// adds them up, makes the weights, and reads the mixed streams again, from the L2 cache while they fit: 8 H bytes more.
+// adds them up and makes the weights, a warp a token. The third reads the mixed streams again, from the L2 cache while they
+// fit: 8 H bytes more.
 #include "launch.cuh"
 #include "numeric.cuh"
 #include "ops.h"
@@ -119,19 +120,13 @@ __global__ void __launch_bounds__(32 * kWarps, 2) mix_kernel(const __grid_consta
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, quarter = lane % 4;
   const int first_column = blockIdx.x * kColumns;
   const int64_t column = first_column + warp * kWarpColumns + quarter * kVector;
-  // The next step's bytes arrive while this one is multiplied.
   const int first_token = blockIdx.y * a.steps * kTokens + group;
-  Columns next[2] = {load_columns<kMixing>(a, first_token, column), load_columns<kMixing>(a, first_token + 8, column)};
   load_operands(a, b, first_column);
   __syncwarp();  // a warp reads its own share
   for (int step = 0; step < a.steps; ++step) {
     const int token = first_token + step * kTokens;
     if (token - group >= a.tokens) break;
-    Columns upper = next[0], lower = next[1];
-    if (step + 1 < a.steps) {
-      next[0] = load_columns<kMixing>(a, token + kTokens, column);
-      next[1] = load_columns<kMixing>(a, token + kTokens + 8, column);
-    }
+    Columns upper = load_columns<kMixing>(a, token, column), lower = load_columns<kMixing>(a, token + 8, column);
     if constexpr (kMixing) mix(a, upper, token, column), mix(a, lower, token + 8, column);
     float sums[kSumTiles][4] = {}, squares[2] = {};
 #pragma unroll
@@ -183,7 +178,7 @@ struct CollapseArguments {
   float* post;         // [tokens, 4]
   float* comb;         // [tokens, 4, 4]
   float eps, hc_eps;
-  int hidden, parts, iterations;
+  int tokens, hidden, parts, iterations;
   bool weight_is_bf16;
 };
 
@@ -206,10 +201,14 @@ __device__ void normalise_columns(float (&m)[kStreams][kStreams], float eps) {
   }
 }
 
-// A warp makes a token's weights.
-__device__ void make_weights(const CollapseArguments& a, int token, float* pre) {
-  const int lane = threadIdx.x;
-  const auto* partial = reinterpret_cast<const float*>(a.layer_in + static_cast<int64_t>(token) * a.hidden / kVector);
+constexpr int kWeightThreads = 128;
+
+// A warp makes a token's weights out of the partial sums, and leaves pre in their place.
+__global__ void __launch_bounds__(kWeightThreads) weights_kernel(const __grid_constant__ CollapseArguments a) {
+  after_predecessor();
+  const int token = blockIdx.x * (kWeightThreads / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (token >= a.tokens) return;
+  auto* partial = reinterpret_cast<float*>(a.layer_in + static_cast<int64_t>(token) * a.hidden / kVector);
   float sum = 0;
   if (lane < kPartial) {
 #pragma unroll 8
@@ -220,7 +219,8 @@ __device__ void make_weights(const CollapseArguments& a, int token, float* pre) 
   const float scale = lane < 4 ? a.scale[0] : lane < 8 ? a.scale[1] : a.scale[2];
   const float mix = lane < kSums ? sum * by * scale + a.base[lane] : 0.0f;
   const float gate = 1.0f / (1.0f + __expf(-mix));
-  if (lane < 4) pre[lane] = gate + a.hc_eps;
+  __syncwarp();  // every lane has read its sums
+  if (lane < 4) partial[lane] = gate + a.hc_eps;
   if (lane >= 4 && lane < 8) a.post[token * kStreams + lane - 4] = 2.0f * gate;
   // Every lane normalises the whole matrix: sixteen registers are nearer than fifteen lanes.
   float m[kStreams][kStreams];
@@ -252,7 +252,7 @@ __device__ void make_weights(const CollapseArguments& a, int token, float* pre) 
 template <int kMost>
 __global__ void __launch_bounds__(kThreads) collapse_kernel(const __grid_constant__ CollapseArguments a) {
   after_predecessor();
-  __shared__ float pre[kStreams], part[kThreads / 32];
+  __shared__ float part[kThreads / 32];
   const int token = blockIdx.x, vectors = a.hidden / kVector;
   const uint4* mixed = a.mixed + static_cast<int64_t>(token) * kStreams * vectors;
   uint4 raw[kMost][kStreams];
@@ -263,8 +263,8 @@ __global__ void __launch_bounds__(kThreads) collapse_kernel(const __grid_constan
 #pragma unroll
     for (int j = 0; j < kStreams; ++j) raw[i][j] = mixed[j * vectors + at];
   }
-  if (threadIdx.x < 32) make_weights(a, token, pre);
-  __syncthreads();
+  const float4 weights = *reinterpret_cast<const float4*>(a.layer_in + static_cast<int64_t>(token) * vectors);
+  const float pre[kStreams] = {weights.x, weights.y, weights.z, weights.w};
   Eight total[kMost];
   float squares = 0;
 #pragma unroll
@@ -308,12 +308,14 @@ int steps_for(int tokens, int parts) {
 
 template <bool kMixing>
 void launch_both(const Call& call, MixArguments& m, CollapseArguments& c) {
+  c.tokens = m.tokens;
   c.parts = m.hidden / kColumns;
   m.partial = reinterpret_cast<uint8_t*>(c.layer_in);
   m.steps = steps_for(m.tokens, c.parts);
   allow_shared<mix_kernel<kMixing>>(sizeof(Operands));
   const dim3 grid(c.parts, ceil_div(m.tokens, m.steps * kTokens));
   launch(call, mix_kernel<kMixing>, grid, 32 * kWarps, m, sizeof(Operands));
+  launch(call, weights_kernel, ceil_div(m.tokens, kWeightThreads / 32), kWeightThreads, c);
   if (m.hidden <= 2 * kThreads * kVector) {
     launch(call, collapse_kernel<2>, m.tokens, kThreads, c);
   } else {
