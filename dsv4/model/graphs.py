@@ -90,6 +90,8 @@ class Graphs:
             return
         batch, padding = dummy(tokens, decoder.shard, decoder.engine), self._padding(tokens)
         with ws.slot(micro_batch=self._index), ws.on(decoder.main):
+            if getattr(ws.device, "type", "") == "cuda":
+                torch.cuda.current_blas_handle()  # made now: a thread's first product cannot be captured
             meta = self._buffer.place(self._metadata((), {}, batch, padding))
             walk = decoder.walk(decoder.body, batch, meta, self._options.region)
             walk.residual, walk.hidden = self._residual[:tokens], self._hidden[:tokens]
