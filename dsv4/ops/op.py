@@ -255,9 +255,12 @@ def _tensors(given: Any) -> tuple[Any, ...]:
     """Outs or scratch one by one; what slots stand for is allocated, as the returning form would."""
     if given is None:
         return ()
-    if type(given) is tuple or type(given) is list:
-        return tuple(one.tensor() if type(one) is Slot else one for one in given)
-    return (given.tensor() if type(given) is Slot else given,)
+    if type(given) is not tuple and type(given) is not list:
+        return (given.tensor() if type(given) is Slot else given,)
+    for one in given:
+        if type(one) is Slot:
+            return tuple(one.tensor() if type(one) is Slot else one for one in given)
+    return tuple(given)
 
 
 def _writes_only(*_: Any) -> None:
