@@ -60,8 +60,9 @@ class Context:
         return found
 
     def holds(self, caches: Caches) -> bool:
-        """Whether the request has had blocks in these caches."""
-        return caches in self._blocks
+        """Whether the request has blocks in these caches."""
+        found = self._blocks.get(caches)
+        return found is not None and any(found.tables.values())
 
     def truncate(self, length: int) -> None:
         """Drop the tokens behind a length: drafts that were refused. Blocks stay, and are written again."""

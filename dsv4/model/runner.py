@@ -75,7 +75,8 @@ class Runner:
         self.graphs = [Graphs(decoder, options, index) for index, decoder in enumerate(self.decoders)]
         self.drafts: list[Draft] = []
         if draft is not None:
-            self.drafts = [Draft(*pair) for pair in zip(self.decoders, (draft, draft), draft_caches, strict=False)]
+            pairs = zip(self.decoders, draft_caches, strict=True)
+            self.drafts = [Draft(decoder, draft, own) for decoder, own in pairs]
 
     def forward(self, rows: Sequence[Rows], contexts: Contexts) -> Outcome:
         """One step: the rows of every request that takes part, decode rows first.
@@ -128,7 +129,7 @@ class Runner:
             graphs.close()
 
     def home(self, context: Context) -> int:
-        """The micro-batch of a request; of a new one, that which would take it now."""
+        """The micro-batch that holds a request's blocks; of one without any, that which would take it now."""
         for index, decoder in enumerate(self.decoders):
             if context.holds(decoder.caches):
                 return index

@@ -90,6 +90,22 @@ def test_a_step_that_does_not_fit_leaves_others_unharmed() -> None:
     assert free(made) == before
 
 
+def test_a_refused_request_may_go_elsewhere_later() -> None:
+    """It is bound to a micro-batch by the blocks it holds there, not by having asked for some."""
+    made = runner(2, blocks=64)
+    first, second, third = context(150), context(140, 1), context(150, 2)
+    with torch.no_grad():
+        made.forward([Rows(0, 0, 80, True, False)], {0: first})
+        with pytest.raises(CacheFull):
+            made.take([Rows(1, 0, 1400, True, False)], {1: second})
+        assert made.home(second) == 1 and not second.holds(made.decoders[1].caches)
+        made.forward([Rows(2, 0, 95, True, False)], {2: third})
+        assert made.home(third) == 1 and made.home(second) == 0
+        first.free()
+        made.forward([Rows(1, 0, 60, True, False)], {1: second})
+    assert made.home(second) == 0 and second.holds(made.decoders[0].caches)
+
+
 def test_a_failing_kernel_leaves_no_lease_in_either_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error arrives while both are in the middle of the model; the next step computes what it should."""
     made = runner(2)
