@@ -42,13 +42,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
-@pytest.mark.parametrize("drafts", (0, 2))
-def test_both_formats_give_the_same_tokens(drafts: int, folders: dict[str, Path]) -> None:
-    """Those of the weights in memory; also where the folder's MTP block guesses ahead."""
-    wanted = generated(ModelOptions(drafts=drafts))
+def test_both_formats_give_the_same_tokens(folders: dict[str, Path]) -> None:
+    """Those of the weights in memory, without a draft model and with the folder's own."""
+    wanted = generated(ModelOptions())
     assert all(len(tokens) == 12 for tokens in wanted)
     for format in FORMATS:
-        assert generated(ModelOptions(checkpoint=folders[format], drafts=drafts)) == wanted
+        assert generated(ModelOptions(checkpoint=folders[format], drafts=2)) == wanted
 
 
 def test_the_command_prints_the_same_text(folders: dict[str, Path]) -> None:
