@@ -2,9 +2,11 @@
 //
 // Floor of decode with 640 keys and 64 heads: 374 KB of pages, 64 KB of q and 64 KB of o a row, against 84 Mflop: at 4.2 TB/s
 // and 800 Tflop/s 0.12 us against 0.11. A block takes 64 heads of a row, so that a key is read and dequantised once for
-// all of them, and streams tiles of keys, which eight warps fetch (attention_keys.cuh) while eight multiply. Those are two
+// all of them, and streams tiles of keys, which some warps fetch (attention_keys.cuh) while eight multiply. Those are two
 // groups of four: each scores one half of a tile's keys, and each sums one half of the dims over all of them.
 // Where rows alone leave multiprocessors idle, a row's keys are split among blocks, and a second kernel merges the parts.
+#include <cstddef>
+
 #include "attention_keys.cuh"
 #include "ops.h"
 
@@ -21,15 +23,26 @@ struct Running {
   float sum[kColumns / 2][32] = {};           // of this warp group's dims
 };
 
-// exp2 of a score over the largest one, which is -inf as long as no key was seen.
-__device__ float weigh(float score, float largest) { return largest == -INFINITY ? 0.0f : exp2f(score - largest); }
+__device__ float exp2_of(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// The same for all threads of a warp, and known to be: descriptors of tensor cores live in uniform registers.
+__device__ int warp_group() { return __shfl_sync(kWholeWarp, threadIdx.x / 128, 0); }
+
+// Weights may be so much larger than 1, to base 2, before the sums are brought to a new largest score.
+constexpr float kSlack = 8;
 
 template <int kTile>
 __device__ void attend_tile(const AttentionArguments& a, Shared<kTile>& s, Running& run, int stage) {
   constexpr int kOwn = kTile / 2;  // keys of a warp group
-  const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  const int group = warp_group(), warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const int head = warp * 16 + lane / 4;
-  const uint32_t q = shared_address(s.q), keys = shared_address(s.keys[stage]), weights = shared_address(s.weights);
+  const uint32_t base = __shfl_sync(kWholeWarp, shared_address(&s), 0);
+  const uint32_t q = base + offsetof(Shared<kTile>, q), weights = base + offsetof(Shared<kTile>, weights);
+  const uint32_t keys = base + offsetof(Shared<kTile>, keys) + stage * kColumns * s.kKeyColumn;
   float score[kOwn / 2] = {};
   begin_products();
 #pragma unroll
@@ -38,34 +51,45 @@ __device__ void attend_tile(const AttentionArguments& a, Shared<kTile>& s, Runni
   }
   end_products();
 
+#pragma unroll
+  for (int tile = 0; tile < kOwn / 8; ++tile) {
+    // Two neighbouring keys' flags at once.
+    const uint16_t there = *reinterpret_cast<const uint16_t*>(s.there[stage] + group * kOwn + tile * 8 + lane % 4 * 2);
+    if (there == 0x0101) continue;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (!(there >> (8 * (i % 2)) & 1)) score[tile * 4 + i] = -INFINITY;
+    }
+  }
   float most[2] = {-INFINITY, -INFINITY};
 #pragma unroll
-  for (int i = 0; i < kOwn / 2; ++i) {
-    const bool there = s.there[stage][group * kOwn + i / 4 * 8 + lane % 4 * 2 + i % 2];
-    score[i] = there ? score[i] * a.scale : -INFINITY;
-    most[i / 2 % 2] = fmaxf(most[i / 2 % 2], score[i]);
-  }
+  for (int i = 0; i < kOwn / 2; ++i) most[i / 2 % 2] = fmaxf(most[i / 2 % 2], score[i]);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     most[half] = group_max<4>(most[half]);
     if (lane % 4 == 0) s.largest[group][head + half * 8] = most[half];
   }
   sync(kConsumersOnly, kConsumers);
-  float kept[2];
+  float kept[2] = {1, 1}, shift[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const float now = fmaxf(run.largest[half], fmaxf(s.largest[0][head + half * 8], s.largest[1][head + half * 8]));
-    kept[half] = weigh(run.largest[half], now);
-    run.largest[half] = now;
-    run.weight[half] *= kept[half];
+    const float now = fmaxf(s.largest[0][head + half * 8], s.largest[1][head + half * 8]) * a.scale;
+    if (now > run.largest[half] + kSlack) {  // the first key's, too: -inf before it
+      kept[half] = exp2_of(run.largest[half] - now);
+      run.largest[half] = now;
+      run.weight[half] *= kept[half];
+    }
+    shift[half] = run.largest[half] == -INFINITY ? 0.0f : run.largest[half];
   }
+  uint8_t* row = s.weights + head * kRowBytes + lane % 4 * 4;  // and eight rows further: the same permutation
 #pragma unroll
   for (int pair = 0; pair < kOwn / 4; ++pair) {
     const int half = pair % 2;
-    const float first = weigh(score[pair * 2], run.largest[half]), second = weigh(score[pair * 2 + 1], run.largest[half]);
+    const float first = exp2_of(fmaf(score[pair * 2], a.scale, -shift[half]));
+    const float second = exp2_of(fmaf(score[pair * 2 + 1], a.scale, -shift[half]));
     run.weight[half] += first + second;
-    const int chunk = group * (kOwn / 8) + pair / 2;
-    *reinterpret_cast<uint32_t*>(s.weights + swizzled(head + half * 8, chunk) + lane % 4 * 4) = pack_bf16(first, second);
+    const int chunk = (group * (kOwn / 8) + pair / 2) ^ (head & 7);
+    *reinterpret_cast<uint32_t*>(row + half * 8 * kRowBytes + (chunk << 4)) = pack_bf16(first, second);
   }
   if (__any_sync(kWholeWarp, kept[0] != 1.0f || kept[1] != 1.0f)) {
 #pragma unroll
@@ -150,7 +174,7 @@ __device__ void store_part(const AttentionArguments& a, const Running& run, int6
   }
 }
 
-template <int kTile>
+template <bool kQuantised, int kTile>
 __device__ void consume(const AttentionArguments& a, Shared<kTile>& s, const Range& range) {
   const int first_head = blockIdx.y * kHeads, heads = min(kHeads, a.padded - first_head);
   const uint4* q = a.q + (static_cast<int64_t>(range.row) * a.padded + first_head) * (kWidth / kVector);
@@ -165,9 +189,9 @@ __device__ void consume(const AttentionArguments& a, Shared<kTile>& s, const Ran
   Running run;
   for (int tile = range.first; tile < range.last; ++tile) {
     const int stage = (tile - range.first) % kStages;
-    sync(kFilled + stage, kConsumers + kProducers);
+    sync(kFilled + stage, kThreads<kQuantised>);
     attend_tile<kTile>(a, s, run, stage);
-    if (tile + kStages < range.last) arrive(kEmptied + stage, kConsumers + kProducers);
+    if (tile + kStages < range.last) arrive(kEmptied + stage, kThreads<kQuantised>);
   }
   add_weights<kTile>(s, run);
   if (a.splits) {
@@ -178,7 +202,7 @@ __device__ void consume(const AttentionArguments& a, Shared<kTile>& s, const Ran
 }
 
 template <bool kQuantised, int kTile>
-__global__ void __launch_bounds__(kConsumers + kProducers, 1) attention_kernel(const __grid_constant__ AttentionArguments a) {
+__global__ void __launch_bounds__(kThreads<kQuantised>, 1) attention_kernel(const __grid_constant__ AttentionArguments a) {
   after_predecessor();
   extern __shared__ uint8_t memory[];
   auto& s = *reinterpret_cast<Shared<kTile>*>((reinterpret_cast<uintptr_t>(memory) + 1023) & ~uintptr_t{1023});
@@ -190,13 +214,14 @@ __global__ void __launch_bounds__(kConsumers + kProducers, 1) attention_kernel(c
   range.first = blockIdx.z * each;
   range.last = min(tiles, range.first + each);
   if (threadIdx.x >= kConsumers) {
-    fewer_registers();
+    // 384 threads start with 168 registers, 512 with 128; consumers get 192.
+    fewer_registers<kQuantised ? 120 : 64>();
     if (range.first >= range.last) return;
     if constexpr (kQuantised) produce_quantised<kTile>(a, s, range);
     else produce_plain<kTile>(a, s, range);
   } else {
     more_registers();
-    consume<kTile>(a, s, range);
+    consume<kQuantised, kTile>(a, s, range);
   }
 }
 
@@ -235,7 +260,7 @@ void launch_tiles(const Call& call, const AttentionArguments& a, int rows) {
   constexpr int kSharedBytes = sizeof(Shared<kTile>) + 1024;  // and room to align it
   allow_shared<attention_kernel<kQuantised, kTile>>(kSharedBytes);
   const dim3 grid(rows, ceil_div(a.padded, kHeads), a.splits ? a.splits : 1);
-  launch(call, attention_kernel<kQuantised, kTile>, grid, kConsumers + kProducers, a, kSharedBytes);
+  launch(call, attention_kernel<kQuantised, kTile>, grid, kThreads<kQuantised>, a, kSharedBytes);
 }
 
 template <bool kQuantised>
@@ -244,6 +269,12 @@ void launch_attention(const Call& call, const AttentionArguments& a, int rows) {
   if (is_hopper()) launch_tiles<kQuantised, 64>(call, a, rows);
   else launch_tiles<kQuantised, 32>(call, a, rows);
   if (a.splits) launch(call, merge_kernel, dim3(rows, a.padded), kMergeThreads, a);
+}
+
+float read_scale(Reader& r) {
+  const float scale = r.real();
+  r.require(scale > 0, "scale", "is " + std::to_string(scale), "pass a positive one: the largest product has the largest score");
+  return scale * kLog2e;
 }
 
 constexpr uint32_t kAllRows = 1u << 30;  // gathered keys as one page
@@ -266,7 +297,7 @@ void sparse_attention_decode(const Call& call) {
   a.o = r.out("o", {DType::bf16}, {&rows, &padded, kWidth}).as<uint4>();
   a.partial = r.out("partial", {DType::f32}, {&rows, &splits, &padded, kPartial}, 8).as<float>();
   r.require(splits <= kMostSplits, "partial", "has " + std::to_string(splits) + " parts", "pass at most 32");
-  a.scale = r.real() * kLog2e;
+  a.scale = read_scale(r);
   const int64_t rope = r.integer(), window_block = r.integer(), extra_block = r.integer(), format = r.integer();
   r.require(rope == kRope, "rope", "is " + std::to_string(rope), "states have 64 rotated dims");
   r.require(format == kPlain || format == kFp8DsMla, "format", "is " + std::to_string(format), "pass PLAIN or FP8_DS_MLA");
@@ -306,7 +337,7 @@ void sparse_attention_prefill(const Call& call) {
   a.keys[1].lens = r.in("lens", {DType::i32}, {&rows}, 4).as<const int32_t>();
   a.sink = r.in("sink", {DType::f32}, {&padded}, 4).as<const float>();
   a.o = r.out("o", {DType::bf16}, {&rows, &padded, kWidth}).as<uint4>();
-  a.scale = r.real() * kLog2e;
+  a.scale = read_scale(r);
   r.done();
   if (rows == 0 || padded == 0) return;
   a.keys[1].cache = {keys.as<uint8_t>(), 0, static_cast<int>(kAllRows), true, Divisor(kAllRows)};

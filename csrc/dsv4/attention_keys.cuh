@@ -1,7 +1,8 @@
 // How the keys of a tile come into shared memory: found by slot, read, dequantised, stored as tensor cores read them.
 //
-// Eight warps of a block do nothing else. They keep the bytes of the next tile in registers while they wait for a place,
-// so that reading, dequantising and multiplying go on at once.
+// Some warps of a block do nothing else, so that reading, dequantising and multiplying go on at once. Four dequantise: they
+// keep the bytes of the next tile in registers while they wait for a place. Plain keys need no registers on their way, and
+// eight warps to issue their copies.
 #pragma once
 #include "launch.cuh"
 #include "states.cuh"
@@ -9,7 +10,11 @@
 
 namespace dsv4 {
 
-constexpr int kConsumers = 256, kProducers = 256;
+constexpr int kConsumers = 256;
+template <bool kQuantised>
+constexpr int kProducers = kQuantised ? 128 : 256;
+template <bool kQuantised>
+constexpr int kThreads = kConsumers + kProducers<kQuantised>;
 constexpr int kStages = 2;
 constexpr int kHeads = 64;  // of a block
 constexpr int kColumns = kWidth / 64;
@@ -117,36 +122,44 @@ __device__ void store_key(Shared<kTile>& s, int stage, int at, int quarter, cons
   if (quarter == 0) s.there[stage][at] = key.there;
 }
 
-template <int kTile>
+template <bool kQuantised>
 __device__ void wait_for_place(const Range& range, int tile) {
   const int stage = (tile - range.first) % kStages;
-  if (tile - range.first >= kStages) sync(kEmptied + stage, kConsumers + kProducers);
+  if (tile - range.first >= kStages) sync(kEmptied + stage, kThreads<kQuantised>);
 }
 
 template <int kTile>
 __device__ void produce_quantised(const AttentionArguments& a, Shared<kTile>& s, const Range& range) {
-  const int thread = threadIdx.x - kConsumers, quarter = thread % 4, at = thread / 4;
-  const auto place = [&](int tile) { return at < kTile ? tile * kTile + at : range.count; };
-  int32_t slot = slot_of(a, range, place(range.first));
-  RawKey raw = load_key(a, range, place(range.first), slot, quarter);
-  slot = slot_of(a, range, place(range.first + 1));
+  constexpr int kTogether = kProducers<true> / 4, kKeys = kTile / kTogether;
+  const int thread = threadIdx.x - kConsumers, quarter = thread % 4;
+  RawKey raw[kKeys];
+  int32_t slot[kKeys];
+  const auto place = [&](int tile, int i) { return tile * kTile + i * kTogether + thread / 4; };
+#pragma unroll
+  for (int i = 0; i < kKeys; ++i) {
+    raw[i] = load_key(a, range, place(range.first, i), slot_of(a, range, place(range.first, i)), quarter);
+    slot[i] = slot_of(a, range, place(range.first + 1, i));
+  }
   for (int tile = range.first; tile < range.last; ++tile) {
     const int stage = (tile - range.first) % kStages;
-    wait_for_place<kTile>(range, tile);
-    if (at < kTile) store_key<kTile>(s, stage, at, quarter, raw);
-    if (tile + 1 < range.last) {
-      raw = load_key(a, range, place(tile + 1), slot, quarter);
-      slot = slot_of(a, range, place(tile + 2));
+    wait_for_place<true>(range, tile);
+#pragma unroll
+    for (int i = 0; i < kKeys; ++i) {
+      store_key<kTile>(s, stage, i * kTogether + thread / 4, quarter, raw[i]);
+      if (tile + 1 < range.last) {
+        raw[i] = load_key(a, range, place(tile + 1, i), slot[i], quarter);
+        slot[i] = slot_of(a, range, place(tile + 2, i));
+      }
     }
     publish();
-    arrive(kFilled + stage, kConsumers + kProducers);
+    arrive(kFilled + stage, kThreads<true>);
   }
 }
 
 // A warp copies every eighth key of a tile; its first lanes hold their slots.
 template <int kTile>
 __device__ void copy_plain(const AttentionArguments& a, Shared<kTile>& s, const Range& range, int tile, int stage, int32_t slots) {
-  constexpr int kWarps = kProducers / 32, kChunks = kWidth / kVector;
+  constexpr int kWarps = kProducers<false> / 32, kChunks = kWidth / kVector;
   const uint32_t keys = shared_address(s.keys[stage]);
   const int warp = (threadIdx.x - kConsumers) / 32, lane = threadIdx.x % 32;
 #pragma unroll
@@ -169,7 +182,7 @@ __device__ void copy_plain(const AttentionArguments& a, Shared<kTile>& s, const 
 
 template <int kTile>
 __device__ void produce_plain(const AttentionArguments& a, Shared<kTile>& s, const Range& range) {
-  constexpr int kWarps = kProducers / 32;
+  constexpr int kWarps = kProducers<false> / 32;
   const int warp = (threadIdx.x - kConsumers) / 32, lane = threadIdx.x % 32;
   const auto slots_of = [&](int tile) {
     return lane < kTile / kWarps ? slot_of(a, range, tile * kTile + lane * kWarps + warp) : -1;
@@ -177,7 +190,7 @@ __device__ void produce_plain(const AttentionArguments& a, Shared<kTile>& s, con
   int32_t slots = slots_of(range.first);
   for (int tile = range.first; tile < range.last; ++tile) {
     const int stage = (tile - range.first) % kStages;
-    wait_for_place<kTile>(range, tile);
+    wait_for_place<false>(range, tile);
     const int32_t next = slots_of(tile + 1);
     copy_plain<kTile>(a, s, range, tile, stage, slots);
     slots = next;
@@ -185,11 +198,11 @@ __device__ void produce_plain(const AttentionArguments& a, Shared<kTile>& s, con
     // The tile before has arrived when this one's copies alone are on their way.
     asm volatile("cp.async.wait_group 1;" ::: "memory");
     publish();
-    arrive(kFilled + (stage + 1) % kStages, kConsumers + kProducers);
+    arrive(kFilled + (stage + 1) % kStages, kThreads<false>);
   }
   asm volatile("cp.async.wait_group 0;" ::: "memory");
   publish();
-  arrive(kFilled + (range.last - 1 - range.first) % kStages, kConsumers + kProducers);
+  arrive(kFilled + (range.last - 1 - range.first) % kStages, kThreads<false>);
 }
 
 }  // namespace dsv4

@@ -121,12 +121,12 @@ __global__ void __launch_bounds__(32 * kWarps, 2) mix_kernel(const __grid_consta
   const int first_column = blockIdx.x * kColumns;
   const int64_t column = first_column + warp * kWarpColumns + quarter * kVector;
   const int first_token = blockIdx.y * a.steps * kTokens + group;
+  Columns upper = load_columns<kMixing>(a, first_token, column), lower = load_columns<kMixing>(a, first_token + 8, column);
   load_operands(a, b, first_column);
   __syncwarp();  // a warp reads its own share
   for (int step = 0; step < a.steps; ++step) {
     const int token = first_token + step * kTokens;
     if (token - group >= a.tokens) break;
-    Columns upper = load_columns<kMixing>(a, token, column), lower = load_columns<kMixing>(a, token + 8, column);
     if constexpr (kMixing) mix(a, upper, token, column), mix(a, lower, token + 8, column);
     float sums[kSumTiles][4] = {}, squares[2] = {};
 #pragma unroll
@@ -143,6 +143,11 @@ __global__ void __launch_bounds__(32 * kWarps, 2) mix_kernel(const __grid_consta
           multiply(sums[tile], u.z, l.z, u.w, l.w, f.z, f.w);
         }
       }
+    }
+    // The next step's bytes arrive while this one's sums are added up.
+    if (step + 1 < a.steps) {
+      upper = load_columns<kMixing>(a, token + kTokens, column);
+      lower = load_columns<kMixing>(a, token + kTokens + 8, column);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

@@ -29,10 +29,11 @@ __device__ inline void publish() {
 #endif
 }
 
-// Warps that only fetch give registers to those that multiply: both start with 128.
+// Warps that only fetch give registers to those that multiply. All start with what a thread of the block has at most.
+template <int kRegisters>
 __device__ inline void fewer_registers() {
 #ifdef DSV4_WGMMA
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 #endif
 }
 __device__ inline void more_registers() {
@@ -113,7 +114,7 @@ __device__ inline void add_products_of_rows(float (&s)[kRows / 2], uint32_t a, u
   for (int step = 0; step < 4; ++step) {
 #ifdef DSV4_WGMMA
     if constexpr (kRows == 32) {
-      multiply32(s, descriptor(a + step * 32), descriptor(b + first_row * kRowBytes + step * 32));
+      multiply32(s, descriptor(a) + (step * 32 >> 4), descriptor(b + first_row * kRowBytes) + (step * 32 >> 4));
       continue;
     }
 #endif
@@ -139,7 +140,7 @@ __device__ inline void add_products_across_rows(float (&s)[32], uint32_t a, uint
   for (int step = 0; step < kRows / 16; ++step) {
 #ifdef DSV4_WGMMA
     if constexpr (kRows == 64) {
-      multiply64(s, descriptor(a + step * 32), descriptor(b + step * 16 * kRowBytes));
+      multiply64(s, descriptor(a) + (step * 32 >> 4), descriptor(b) + (step * 16 * kRowBytes >> 4));
       continue;
     }
 #endif
