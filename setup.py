@@ -1,19 +1,26 @@
 """Builds the CUDA kernels beside the Python package, where nvcc and a CUDA build of PyTorch are there.
 
-pip install --no-build-isolation .        kernels included (an isolated build has no PyTorch to build against)
-python setup.py build_ext --inplace       for a checkout
-DSV4_KERNELS=require ...                  fail, naming what is missing, instead of leaving the kernels out
-DSV4_CUDA_ARCHS="80 90a"                  compute capabilities to compile for
+`pip install .` does, and `python setup.py build_ext --inplace` for a checkout. Where something is missing the package is
+built without them, and a line on stderr says what. Environment:
+
+DSV4_KERNELS
+    `require`: fail, naming what is missing, and build against a CPU PyTorch's headers, too. `off`: leave them out.
+DSV4_CUDA_ARCHS
+    Compute capabilities to compile for, by default ``80 90a``.
+MAX_JOBS
+    Files compiled at a time, by default one a core.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -32,24 +39,27 @@ def nvcc() -> str | None:
 
 
 def torch_folder() -> Path | None:
-    """Where PyTorch lies."""
-    try:
-        import torch
-    except ImportError:
-        return None
-    return Path(torch.__file__).parent
+    """Where PyTorch lies, also for pip's isolated builds, which cannot import what the environment has."""
+    spec = find_spec("torch")
+    found = Path(spec.origin).parent if spec and spec.origin else Path(sysconfig.get_path("purelib")) / "torch"
+    return found if (found / "include" / "torch").is_dir() else None
+
+
+def cuda_of(folder: Path) -> str:
+    """The CUDA version of that PyTorch; empty for a CPU build."""
+    found = re.search(r"^cuda\b.*= '([\d.]+)'", (folder / "version.py").read_text(), re.MULTILINE)
+    return found[1] if found else ""
 
 
 def missing() -> str:
     """What keeps the kernels from being built; empty when nothing does."""
     if nvcc() is None:
         return "nvcc was not found: install the CUDA toolkit, or set CUDA_HOME"
-    if torch_folder() is None:
-        return "PyTorch cannot be imported by the build: pass --no-build-isolation to pip"
-    import torch
-
-    if torch.version.cuda is None and os.environ.get("DSV4_KERNELS") != "require":
-        return f"PyTorch {torch.__version__} is a build without CUDA"
+    folder = torch_folder()
+    if folder is None:
+        return "PyTorch's headers were not found: install torch first"
+    if not cuda_of(folder) and os.environ.get("DSV4_KERNELS") != "require":
+        return f"the PyTorch in {folder} is a build without CUDA"
     return ""
 
 
