@@ -1,7 +1,7 @@
 """Builds the CUDA kernels beside the Python package, where nvcc and a CUDA build of PyTorch are there.
 
-`pip install .` does, and `python setup.py build_ext --inplace` for a checkout. Where something is missing the package is
-built without them, and a line on stderr says what. Environment:
+`pip install .` does, and `python setup.py build_ext --inplace` for a checkout. Where something is missing the package
+is built without them, and a line on stderr says what. Environment:
 
 DSV4_KERNELS
     `require`: fail, naming what is missing, and build against a CPU PyTorch's headers, too. `off`: leave them out.
