@@ -42,16 +42,10 @@ class Reader {
   // An input whose first dim may have any stride: pages of a cache, rows of a block table.
   const Operand& strided(const char* name, Types types, Shape shape, int alignment = 16) {
     const Operand& one = next(name, types, shape, alignment);
-    if (one.given) contiguous(name, one, one.dims - 1);
+    contiguous(name, one, one.dims - 1);
     return one;
   }
-  const Operand& strided_or_none(const char* name, Types types, Shape shape, int alignment = 16) {
-    const Operand& one = call_.tensor[place_];
-    if (one.given) return strided(name, types, shape, alignment);
-    ++place_;
-    return one;
-  }
-  // A cache: pages of bytes [blocks, stride], or plain rows [blocks, block size, width]. `caches.cuh` checks more.
+  // A cache: pages of bytes [blocks, stride], or plain rows [blocks, block size, width]. `pages.cuh` checks more.
   const Operand& cache(const char* name) {
     names_[place_] = name;
     const Operand& one = call_.tensor[place_++];
