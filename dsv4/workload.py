@@ -40,7 +40,7 @@ class DSV4:
 
     name = "dsv4"
     models = tuple(PRESETS)
-    drivers = ("simulated",)
+    drivers = ("simulated", "cuda")
 
     def __init__(
         self,
@@ -69,6 +69,12 @@ class DSV4:
         from dsv4.model.execution import Execution  # which takes longer to import than a replay to start
 
         return Execution(seed=seed)
+
+    def timed(self, model: str, seed: int, device: str) -> Any:
+        """The model as it is but for fewer and smaller experts; see `dsv4.model.timed`."""
+        from dsv4.model.timed import Timed
+
+        return Timed(model, seed, device)
 
 
 class Session:

@@ -102,6 +102,14 @@ def strategies() -> None:
 @click.option("--driver", type=click.Choice(["simulated", "cuda"]), default="simulated", show_default=True)
 @click.option("--steps", type=click.IntRange(min=1), default=40, show_default=True, help="Of each cell.")
 @click.option("--mode", "modes", multiple=True, type=click.Choice(MODES), help="Repeatable. Default: all.")
+@click.option(
+    "--tokens",
+    multiple=True,
+    type=click.IntRange(min=1),
+    default=(2, 64, 512, 2048, 8192),
+    show_default=True,
+    help="Sizes of the steps that --driver cuda times; repeatable.",
+)
 @click.option("--micro-batches", multiple=True, type=click.IntRange(min=1), default=(1, 2), show_default=True)
 @click.option("--aux", type=click.Choice(list(AUX)), default="on", show_default=True, help="Side streams.")
 @click.option("--workload", default="dsv4", show_default=True, help="A registered name, or MODULE:CLASS.")

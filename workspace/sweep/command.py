@@ -30,6 +30,7 @@ def run(
     jobs: int,
     out: Path,
     allow_refused: bool = False,
+    tokens: Sequence[int] = (),
 ) -> int:
     """Sweep every combination; an empty sequence means all.
 
@@ -37,6 +38,8 @@ def run(
     ----------
     allow_refused
         Cells may be refused: by a workload that lacks a mode, say, or for want of capacity.
+    tokens
+        Sizes of the steps that are timed on a GPU.
 
     Returns
     -------
@@ -46,6 +49,12 @@ def run(
     """
     entries = registry.strategies()
     safe = {name: registry.strategy(name).safe for name in names or entries}
+    if replay.driver == "cuda":
+        from workspace.sweep import timed_command
+
+        return timed_command.run(
+            console, replay, safe, modes or MODES, micro_batches, aux_streams, tokens, out, allow_refused
+        )
     session = open_session(replay)
     todo = cells(safe, modes or MODES, micro_batches, aux_streams)
     console.print(session.description)

@@ -96,10 +96,30 @@ class Execution(Protocol):
         """
 
 
+class Repeated(Protocol):
+    """One step of a model made ready on one workspace, to be run again and again."""
+
+    def run(self) -> None:
+        """Enqueue the step."""
+
+    def close(self) -> None:
+        """Release what it holds. The workspace stays open."""
+
+
+class Timed(Protocol):
+    """A model whose steps run on a GPU; many workspaces share its weights, and one setting's inputs."""
+
+    description: str
+
+    def prepare(self, ws: Any, mode: str, aux_streams: bool, micro_batches: int, tokens: int) -> Repeated:
+        """Make a step of so many tokens ready; other parameters are those of `Session.prepare`."""
+
+
 class Workload(Protocol):
     """A family of models that can be replayed.
 
-    One that can compute as well has a method ``execution(seed) -> Execution``, for ``sweep --execute``.
+    One that can compute as well has a method ``execution(seed) -> Execution``, for ``sweep --execute``; one whose
+    steps run on a GPU ``timed(model, seed, device) -> Timed``, for ``sweep --driver cuda``.
     """
 
     name: str

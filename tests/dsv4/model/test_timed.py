@@ -1,0 +1,40 @@
+"""Steps of the sweep on a GPU, made ready here on the CPU: any size, one and two micro-batches, the same every time."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+import torch
+
+import workspace
+from dsv4.model import timed
+from dsv4.model.presets import MIXED
+from dsv4.model.timed import Timed
+
+MODEL = attrs.evolve(MIXED, num_hidden_layers=3, compress_ratios=(0, 4, 128, 0))
+
+
+@pytest.mark.parametrize("micro_batches", (1, 2))
+@pytest.mark.parametrize("tokens", (2, 5, 130))
+def test_a_step_can_be_repeated(tokens: int, micro_batches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its requests hold what it needs, and need no more the second time; the next strategy finds them as they were."""
+    monkeypatch.setattr(timed, "CONTEXT", 300)
+    monkeypatch.setattr(timed, "SERVED", attrs.evolve(timed.SERVED, activations=torch.float32))
+    model = Timed("mixed", 0, "cpu", config=attrs.evolve(MODEL, head_dim=128))
+    found = []
+    with torch.no_grad():
+        for strategy in ("caching", "event_fenced"):
+            ws = workspace.create(strategy, device="cpu", micro_batches=micro_batches)
+            steps = model.prepare(ws, "eager", True, micro_batches, tokens)
+            rows, contexts = steps._rows, steps._contexts
+            assert sum(one.count for one in rows) == tokens
+            assert all(one.prefill is (tokens > timed.DECODED) for one in rows)
+            assert len({steps._runner.home(one) for one in contexts.values()}) == min(micro_batches, len(contexts))
+            for _ in range(2):
+                found.append(steps._runner.forward(rows, contexts).hidden.clone())
+            steps.run()
+            steps.close()
+            ws.synchronize()
+            assert ws.snapshot().fences == 0 or micro_batches == 2
+    assert torch.isfinite(found[0]).all()
+    assert all(torch.equal(one, found[0]) for one in found[1:])

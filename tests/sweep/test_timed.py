@@ -1,0 +1,161 @@
+"""The sweep of steps that run: in turn, counted, written setting by setting, and taken up again."""
+
+from __future__ import annotations
+
+import json
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+import workspace
+from workspace.errors import Unsupported
+from workspace.sweep.plan import Replay
+from workspace.sweep.timed import Setting, Timing, ratio
+from workspace.sweep.timed_command import run
+from workspace.sweep.timed_report import Record
+
+OUTPUT = workspace.Layout("output", out=workspace.spec("T", 128, dtype=torch.float32))
+SAFE = {"caching": True, "event_fenced": True, "upstream": False}
+ORDER: list[str] = []
+"""Strategies in the order of their steps."""
+
+
+class Model:
+    """A lease that is filled."""
+
+    description = "one lease"
+
+    def __init__(self) -> None:
+        self.prepared: list[Setting] = []
+
+    def prepare(self, ws: Any, mode: str, aux_streams: bool, micro_batches: int, tokens: int) -> Filled:
+        if mode == "wide":
+            raise Unsupported("no wide regions here", "choose another mode")
+        self.prepared.append(Setting(mode, micro_batches, aux_streams, tokens))
+        return Filled(ws, tokens)
+
+
+class Filled:
+    def __init__(self, ws: Any, tokens: int) -> None:
+        self.ws, self.tokens = ws, tokens
+        ws.declare(OUTPUT, T=tokens)
+        ws.reserve()
+
+    def run(self) -> None:
+        ORDER.append(self.ws.strategy)
+        with self.ws.lease(OUTPUT, T=self.tokens) as scratch:
+            scratch.out.fill_(1)
+
+    def close(self) -> None:
+        """Nothing outlives a step."""
+
+
+class CpuClock:
+    """Counts where the device would measure."""
+
+    device = "cpu"
+
+    def __init__(self) -> None:
+        self._us, self._calls = count(100), count()
+
+    def idle(self) -> None:
+        """The CPU runs what it is given at once."""
+
+    def begin(self) -> None:
+        """Its time is a count."""
+
+    def elapsed_us(self) -> float:
+        return float(next(self._us))
+
+    def allocations(self) -> int:
+        return next(self._calls)
+
+    def allocated(self) -> int:
+        return 1000
+
+    def peak(self, reset: bool = False) -> int:
+        return 3000
+
+
+class Workload:
+    name = "filled"
+    models = ("small",)
+    drivers = ("cuda",)
+    made = Model()
+
+    def timed(self, model: str, seed: int, device: str) -> Model:
+        return self.made
+
+
+class Untimed:
+    name = "untimed"
+    models = ("small",)
+    drivers = ("simulated",)
+
+
+def sweep(out: Path, *modes: str, workload: type = Workload, **how: Any) -> tuple[int, str]:
+    console = Console(record=True, width=200)
+    replay = Replay(f"{__name__}:{workload.__name__}", "", None, "cuda", 3, 0)
+    given: dict[str, Any] = {"allow_refused": False, "clock": CpuClock()} | how
+    code = run(console, replay, SAFE, modes, (1,), (True,), (2, 64), out, **given)
+    return code, console.export_text()
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    Workload.made = Model()
+    ORDER.clear()
+
+
+def test_every_strategy_takes_a_step_in_each_round(tmp_path: Path) -> None:
+    code, text = sweep(tmp_path, "eager")
+    assert code == 0
+    rounds = ORDER[-9:]
+    assert all(sorted(rounds[at : at + 3]) == sorted(SAFE) for at in (0, 3, 6))
+    made = json.loads((tmp_path / "timed.json").read_text())
+    assert [one["tokens"] for one in made["settings"]] == [2, 64]
+    for setting in made["settings"]:
+        assert [one["strategy"] for one in setting["timings"]] == list(SAFE)
+        for one in setting["timings"]:
+            assert [len(one[key]) for key in ("step_us", "host_us", "device_us")] == [3, 3, 3]
+            assert one["allocator_calls"] == 1 and one["peak"] == 2000
+            assert one["owners"] == {"output": -(-setting["tokens"] * 512 // 256) * 256}
+    assert made["settings"][1]["timings"][1]["reserved"] >= 64 * 512
+    assert "upstream (!)" in text and (tmp_path / "timed.png").exists()
+
+
+def test_a_second_run_times_what_is_missing_only(tmp_path: Path) -> None:
+    sweep(tmp_path, "eager")
+    Workload.made.prepared.clear()
+    _, text = sweep(tmp_path, "eager", "full")
+    assert {one.mode for one in Workload.made.prepared} == {"full"}
+    assert text.count("done before") == 2
+    assert len(Record(tmp_path, json.loads((tmp_path / "timed.json").read_text())["plan"]).done) == 4
+
+
+def test_another_plan_begins_anew(tmp_path: Path) -> None:
+    sweep(tmp_path, "eager")
+    assert Record(tmp_path, {"workload": "another"}).done == {}
+
+
+def test_a_refusal_is_kept_and_fails_the_sweep(tmp_path: Path) -> None:
+    code, text = sweep(tmp_path, "wide", "eager")
+    assert code == 1
+    assert "no wide regions here" in text
+    assert sweep(tmp_path, "wide", allow_refused=True)[0] == 0
+
+
+def test_a_workload_without_timed_steps_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match="does not run on the 'cuda' driver"):
+        sweep(tmp_path, "eager", workload=Untimed)
+
+
+def test_the_ratio_is_of_pairs() -> None:
+    """Times that drift together by far more than they differ."""
+    base = [100.0 * (1 + at) for at in range(50)]
+    middle, low, high = ratio(Timing("a", tuple(0.9 * one for one in base)), Timing("b", tuple(base)))
+    assert low == pytest.approx(0.9) and middle == pytest.approx(0.9) and high == pytest.approx(0.9)

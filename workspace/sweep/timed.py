@@ -1,0 +1,251 @@
+"""Steps on a GPU: the strategies of one setting take one step each in turn, and are timed and counted."""
+
+from __future__ import annotations
+
+import gc
+import math
+import random
+import time
+from collections.abc import Callable, Mapping
+from statistics import median
+from typing import Any, Protocol
+
+import attrs
+import torch
+
+import workspace
+from workspace.config import load_config
+from workspace.errors import LockError, WorkspaceError
+
+WARM_UP = 5
+RELEASES_AWAITED = 100
+
+BASELINE = "upstream"
+"""What speed is compared with: returning forms and nothing tracked."""
+
+
+@attrs.frozen
+class Setting:
+    """What strategies are compared in.
+
+    Attributes
+    ----------
+    tokens
+        Of a step.
+    """
+
+    mode: str
+    micro_batches: int
+    aux_streams: bool
+    tokens: int
+
+    def __str__(self) -> str:
+        return f"{self.mode} x{self.micro_batches}{'' if self.aux_streams else ' serial'}, {self.tokens} tokens"
+
+
+@attrs.frozen
+class Timing:
+    """One strategy in one setting; us and bytes of one step.
+
+    Attributes
+    ----------
+    step_us, host_us, device_us
+        Samples by round: to the end of all work, until it is enqueued, and between events around it on the device.
+    allocator_calls, fences, elided
+        Of one step.
+    reserved, peak
+        Held from the framework's allocator between steps; and the most that was allocated in a step, what is held and
+        persistent buffers included.
+    owners
+        Most bytes on loan by owner.
+    problem
+        Why the strategy or the workload refused; empty where it did not.
+    """
+
+    strategy: str
+    step_us: tuple[float, ...] = ()
+    host_us: tuple[float, ...] = ()
+    device_us: tuple[float, ...] = ()
+    allocator_calls: int = 0
+    fences: int = 0
+    elided: int = 0
+    reserved: int = 0
+    peak: int = 0
+    owners: Mapping[str, int] = attrs.field(factory=dict)
+    problem: str = ""
+
+
+class Clock(Protocol):
+    """What is asked of the device beside the work."""
+
+    device: str
+
+    def idle(self) -> None:
+        """Wait until nothing runs."""
+
+    def begin(self) -> None:
+        """Mark the device's time."""
+
+    def elapsed_us(self) -> float:
+        """Time of the device since the mark; waits for all work."""
+
+    def allocations(self) -> int:
+        """Calls of the framework's allocator so far."""
+
+    def allocated(self) -> int:
+        """Bytes allocated now."""
+
+    def peak(self, reset: bool = False) -> int:
+        """Most bytes allocated since the last reset."""
+
+
+class CudaClock:
+    """The current CUDA device's."""
+
+    device = "cuda"
+
+    def __init__(self) -> None:
+        self._first, self._last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def idle(self) -> None:
+        torch.cuda.synchronize()
+
+    def begin(self) -> None:
+        self._first.record()
+
+    def elapsed_us(self) -> float:
+        self._last.record()
+        torch.cuda.synchronize()
+        return 1000.0 * self._first.elapsed_time(self._last)
+
+    def allocations(self) -> int:
+        return int(torch.cuda.memory_stats()["allocation.all.allocated"])
+
+    def allocated(self) -> int:
+        return torch.cuda.memory_allocated()
+
+    def peak(self, reset: bool = False) -> int:
+        if reset:
+            torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.max_memory_allocated()
+
+
+def measure(model: Any, setting: Setting, safe: Mapping[str, bool], rounds: int, clock: Clock) -> list[Timing]:
+    """Timings of every strategy in a setting.
+
+    Parameters
+    ----------
+    model
+        A `workspace.sweep.workload.Timed`.
+    safe
+        Whether each strategy claims to be safe; the others are created with the consent they ask for.
+    """
+    found: dict[str, Timing] = {}
+    opened: dict[str, tuple[Any, Any]] = {}
+    with torch.no_grad():
+        try:
+            for name in safe:
+                try:
+                    owners = _owners(model, setting, name, not safe[name], clock)
+                    before = clock.allocated()
+                    opened[name] = ws, runner = _open(model, setting, name, not safe[name], clock, statistics=False)
+                    found[name] = _counted(name, ws, runner, before, owners, clock)
+                except WorkspaceError as error:
+                    opened.pop(name, None)
+                    found[name] = Timing(name, problem=error.problem)
+            samples = _in_turn({name: runner.run for name, (_, runner) in opened.items()}, rounds, clock)
+        finally:
+            for ws, runner in opened.values():
+                _close(ws, runner, clock)
+    for name, rows in samples.items():
+        step_us, host_us, device_us = (tuple(round(value, 1) for value in column) for column in zip(*rows, strict=True))
+        found[name] = attrs.evolve(found[name], step_us=step_us, host_us=host_us, device_us=device_us)
+    return list(found.values())
+
+
+def _open(model: Any, setting: Setting, name: str, allow_unsafe: bool, clock: Clock, statistics: bool) -> Any:
+    config = attrs.evolve(
+        load_config().config,
+        strategy=name, allow_unsafe=allow_unsafe, micro_batches=setting.micro_batches, statistics=statistics,
+    )  # fmt: skip
+    ws = workspace.create(device=clock.device, config=config)
+    runner = model.prepare(ws, setting.mode, setting.aux_streams, setting.micro_batches, setting.tokens)
+    return ws, runner
+
+
+def _close(ws: Any, runner: Any, clock: Clock) -> None:
+    """Give everything back at once, so that the next one's bytes are its own."""
+    runner.close()
+    clock.idle()
+    ws.synchronize()
+    for turn in range(RELEASES_AWAITED):
+        try:
+            ws.close()
+            return
+        except LockError:  # CUDA says on a thread of its own that a graph is gone
+            if turn == RELEASES_AWAITED - 1:
+                raise
+            time.sleep(0.01)
+
+
+def _owners(model: Any, setting: Setting, name: str, allow_unsafe: bool, clock: Clock) -> dict[str, int]:
+    """Counted on a workspace of its own: counting takes the short ways of a lease away."""
+    ws, runner = _open(model, setting, name, allow_unsafe, clock, statistics=True)
+    runner.run()
+    found = {owner: one.peak for owner, one in ws.snapshot().owners.items()}
+    _close(ws, runner, clock)
+    return found
+
+
+def _counted(name: str, ws: Any, runner: Any, before: int, owners: dict[str, int], clock: Clock) -> Timing:
+    for _ in range(WARM_UP):
+        runner.run()
+    clock.idle()
+    first, calls = ws.snapshot(), clock.allocations()
+    clock.peak(reset=True)
+    runner.run()
+    clock.idle()
+    last, peak = ws.snapshot(), clock.peak()
+    return Timing(
+        name,
+        allocator_calls=clock.allocations() - calls,
+        fences=last.fences - first.fences,
+        elided=last.elided - first.elided,
+        reserved=last.reserved,
+        peak=peak - before,
+        owners=owners,
+    )
+
+
+def _in_turn(
+    steps: Mapping[str, Callable[[], object]], rounds: int, clock: Clock
+) -> dict[str, list[tuple[float, float, float]]]:
+    """(step, host, device) us of each strategy by round, in an order that a seed shuffles."""
+    taken: dict[str, list[tuple[float, float, float]]] = {name: [] for name in steps}
+    order, shuffler = list(steps), random.Random(0)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(rounds):
+            shuffler.shuffle(order)
+            for name in order:
+                clock.idle()
+                clock.begin()
+                began = time.perf_counter_ns()
+                steps[name]()
+                enqueued = time.perf_counter_ns()
+                device_us = clock.elapsed_us()
+                over = time.perf_counter_ns()
+                taken[name].append(((over - began) / 1e3, (enqueued - began) / 1e3, device_us))
+    finally:
+        gc.enable()
+    return taken
+
+
+def ratio(over: Timing, under: Timing) -> tuple[float, float, float]:
+    """Median of the paired ratio of step times, and its 95% interval by order statistics."""
+    pairs = sorted(one / other for one, other in zip(over.step_us, under.step_us, strict=True))
+    reach = 1.959964 * math.sqrt(len(pairs)) / 2
+    low = max(0, math.floor(len(pairs) / 2 - reach) - 1)
+    high = min(len(pairs) - 1, math.ceil(len(pairs) / 2 + reach))
+    return median(pairs), pairs[low], pairs[high]

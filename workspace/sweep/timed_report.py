@@ -1,0 +1,140 @@
+"""What a timed sweep leaves: a file that a later run goes on from, a table, and the picture of bytes against time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import attrs
+import orjson
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from workspace.sweep.report import provenance, write_json
+from workspace.sweep.timed import BASELINE, Setting, Timing, ratio
+
+MIB = 1 << 20
+SCHEMA = 1
+
+Timings = dict[Setting, list[Timing]]
+
+
+class Record:
+    """``timed.json`` in a folder: the settings that are done, written anew after each.
+
+    Parameters
+    ----------
+    plan
+        What all settings share. A file of another plan, commit, GPU or torch is begun anew.
+    """
+
+    def __init__(self, folder: Path, plan: Mapping[str, Any]) -> None:
+        self._path = folder / "timed.json"
+        self._head: dict[str, Any] = {"schema": SCHEMA, "made": provenance(), "plan": dict(plan)}
+        self.done: Timings = {}
+        if self._path.exists():
+            self._take_over(orjson.loads(self._path.read_bytes()))
+
+    def _take_over(self, found: dict[str, Any]) -> None:
+        same = ("commit", "gpu", "torch")
+        made = found.get("made", {})
+        if found.get("schema") != SCHEMA or found.get("plan") != orjson.loads(orjson.dumps(self._head["plan"])):
+            return
+        if any(made.get(key) != self._head["made"][key] for key in same):
+            return
+        for one in found["settings"]:
+            timings = [Timing(**{**own, **_tuples(own)}) for own in one.pop("timings")]
+            self.done[Setting(**one)] = timings
+
+    def add(self, setting: Setting, timings: list[Timing]) -> None:
+        """Keep a setting's timings."""
+        self.done[setting] = timings
+        settings = [
+            attrs.asdict(one) | {"timings": [attrs.asdict(own) for own in found]} for one, found in self.done.items()
+        ]
+        partial = self._path.with_suffix(".partial")
+        write_json(self._head | {"settings": settings}, partial)
+        partial.replace(self._path)
+
+
+def _tuples(own: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
+    return {key: tuple(own[key]) for key in ("step_us", "host_us", "device_us")}
+
+
+def print_timings(console: Console, found: Timings, safe: Mapping[str, bool]) -> None:
+    """A row for each strategy in each setting."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=0)
+    for heading in ("setting", "strategy"):
+        table.add_column(heading, no_wrap=True)
+    headings = ("step us", "host us", "device us", f"step / {BASELINE}", "allocs", "fences", "elided", "held", "peak")
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for setting, timings in found.items():
+        base = next((one for one in timings if one.strategy == BASELINE and one.step_us), None)
+        for place, one in enumerate(timings):
+            name = one.strategy if safe[one.strategy] else f"{one.strategy} (!)"
+            front = (str(setting) if not place else "", name)
+            if one.problem:
+                table.add_row(*front, "refused")
+                continue
+            middle, low, high = ratio(one, base) if base else (0.0, 0.0, 0.0)
+            table.add_row(
+                *front,
+                *(f"{median(values):,.0f}" for values in (one.step_us, one.host_us, one.device_us)),
+                f"{middle:.3f} ({low:.3f}-{high:.3f})" if base else "",
+                *(f"{count:,}" for count in (one.allocator_calls, one.fences, one.elided)),
+                *(f"{nbytes / MIB:,.0f}" for nbytes in (one.reserved, one.peak)),
+            )
+        table.add_section()
+    console.print(table)
+    console.print(
+        "Medians over the rounds of a step; the ratio is paired, with its 95% interval. held, peak: MiB from the "
+        "device's allocator between steps, and at most in one. (!): not a safe strategy.",
+        style="dim",
+    )
+
+
+def draw(found: Timings, title: str, path: Path) -> None:
+    """The cost of safety: peak bytes against the time of a step, a panel for each setting."""
+    from workspace.sweep.pictures import INK, PALETTE, SHAPES, STYLE, pyplot
+
+    settings = [setting for setting, own in found.items() if any(one.step_us for one in own)]
+    names = list(dict.fromkeys(one.strategy for own in found.values() for one in own))
+    columns = min(5, len(settings))
+    rows = -(-len(settings) // columns)
+    with pyplot.rc_context(STYLE):
+        figure, axes = pyplot.subplots(
+            rows, columns, figsize=(1.2 + 2.8 * columns, 1.4 + 2.4 * rows), squeeze=False, layout="constrained"
+        )
+        for panel in axes.flat[len(settings) :]:
+            panel.set_visible(False)
+        for panel, setting in zip(axes.flat, settings, strict=False):
+            for one in found[setting]:
+                if one.step_us:
+                    place = names.index(one.strategy)
+                    look: Any = {"marker": SHAPES[place % len(SHAPES)], "facecolor": PALETTE[place % len(PALETTE)]}
+                    label = one.strategy if setting == settings[0] else None
+                    panel.scatter(
+                        median(one.step_us) / 1000,
+                        one.peak / MIB,
+                        s=60,
+                        edgecolor=INK,
+                        linewidth=0.8,
+                        label=label,
+                        **look,
+                    )
+            panel.set_title(str(setting), fontsize=8)
+            panel.set_xlabel("time of a step, ms")
+            panel.set_ylabel("peak, MiB")
+        figure.legend(loc="outside lower center", ncols=len(names))
+        figure.suptitle(title)
+        figure.savefig(path)
+        pyplot.close(figure)
+
+
+def refused(found: Timings) -> Sequence[str]:
+    """Setting, strategy and reason of each refusal."""
+    return [f"{setting}: {one.strategy}: {one.problem}" for setting, own in found.items() for one in own if one.problem]
