@@ -87,7 +87,8 @@ def in_a_process(name: str, *arguments: str) -> str:
     command = [sys.executable, "-m", "tests.dsv4.model.cuda_alone", name, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=200)
     if done.returncode:
-        return "device lost" if "illegal memory access" in done.stderr else done.stderr
+        lost = ("CUDA error", "context is lost")
+        return "device lost" if any(words in done.stderr for words in lost) else done.stderr
     return done.stdout.strip()
 
 
