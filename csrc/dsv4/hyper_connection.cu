@@ -1,11 +1,10 @@
 // Hyper-connections between two blocks: the streams mixed with a block's output, and what the next block reads of them.
 //
 // Floor at hidden size H: residual and y read, mixed streams and layer_in written: 20 H bytes a token. The 24 mixing weights
-// of a token need all of its streams, so there are three kernels. The first mixes and multiplies: a block takes 256 columns of
+// of a token need all of its streams, so there are two kernels. The first mixes and multiplies: a block takes 256 columns of
 // all four streams of some tokens, its part of fn in shared memory as two bf16 terms (16 bits of mantissa), the streams it
 // has just rounded to bf16 as the other operand, exactly. Partial sums go to the rows that layer_in will have. The second
-// adds them up and makes the weights, a warp a token. The third reads the mixed streams again, from the L2 cache while they
-// fit: 8 H bytes more.
+// adds them up, makes the weights, and reads the mixed streams again, from the L2 cache while they fit: 8 H bytes more.
 #include "launch.cuh"
 #include "numeric.cuh"
 #include "ops.h"
@@ -66,48 +65,40 @@ __device__ void multiply(float (&s)[4], uint32_t a0, uint32_t a1, uint32_t a2, u
       : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// One token at eight columns: its four streams, and the block's output.
-struct Columns {
-  uint4 stream[kStreams], y;
-};
-
-// Through the read-only path, so that later loads need not wait for stores of other streams.
+// The four streams of one token at eight columns, mixed and rounded; or as they are.
 template <bool kMixing>
-__device__ Columns load_columns(const MixArguments& a, int token, int64_t column) {
-  Columns c{};
-  if (token >= a.tokens) return c;
+__device__ void streams_of(const MixArguments& a, int token, int64_t column, uint4 (&streams)[kStreams]) {
   const int64_t vectors = a.hidden / kVector, at = column / kVector;
+#pragma unroll
+  for (int i = 0; i < kStreams; ++i) streams[i] = uint4{};
+  if (token >= a.tokens) return;
   const uint4* residual = a.residual + static_cast<int64_t>(token) * kStreams * vectors + at;
 #pragma unroll
-  for (int i = 0; i < kStreams; ++i) c.stream[i] = __ldg(residual + i * vectors);
-  if constexpr (kMixing) c.y = __ldg(a.y + static_cast<int64_t>(token) * vectors + at);
-  return c;
-}
-
-// The streams mixed, rounded and stored.
-__device__ void mix(const MixArguments& a, Columns& c, int token, int64_t column) {
-  if (token >= a.tokens) return;
-  const int64_t vectors = a.hidden / kVector, at = column / kVector;
-  const Eight y = unpack(c.y);
-  const float4 post = __ldg(a.post + token);
-  float4 comb[kStreams];
-  Eight from[kStreams];
+  for (int i = 0; i < kStreams; ++i) streams[i] = residual[i * vectors];
+  if constexpr (kMixing) {
+    const Eight y = unpack(a.y[static_cast<int64_t>(token) * vectors + at]);
+    const float4 post = a.post[token];
+    float4 comb[kStreams];
 #pragma unroll
-  for (int i = 0; i < kStreams; ++i) comb[i] = __ldg(a.comb + token * kStreams + i), from[i] = unpack(c.stream[i]);
+    for (int i = 0; i < kStreams; ++i) comb[i] = a.comb[token * kStreams + i];
+    Eight from[kStreams];
 #pragma unroll
-  for (int j = 0; j < kStreams; ++j) {
-    const float by = j == 0 ? post.x : j == 1 ? post.y : j == 2 ? post.z : post.w;
-    Eight sum;
+    for (int i = 0; i < kStreams; ++i) from[i] = unpack(streams[i]);
 #pragma unroll
-    for (int v = 0; v < kVector; ++v) sum.x[v] = by * y.x[v];
+    for (int j = 0; j < kStreams; ++j) {
+      const float by = j == 0 ? post.x : j == 1 ? post.y : j == 2 ? post.z : post.w;
+      Eight sum;
 #pragma unroll
-    for (int i = 0; i < kStreams; ++i) {
-      const float weight = j == 0 ? comb[i].x : j == 1 ? comb[i].y : j == 2 ? comb[i].z : comb[i].w;
+      for (int v = 0; v < kVector; ++v) sum.x[v] = by * y.x[v];
 #pragma unroll
-      for (int v = 0; v < kVector; ++v) sum.x[v] = fmaf(weight, from[i].x[v], sum.x[v]);
+      for (int i = 0; i < kStreams; ++i) {
+        const float weight = j == 0 ? comb[i].x : j == 1 ? comb[i].y : j == 2 ? comb[i].z : comb[i].w;
+#pragma unroll
+        for (int v = 0; v < kVector; ++v) sum.x[v] = fmaf(weight, from[i].x[v], sum.x[v]);
+      }
+      streams[j] = pack(sum);
+      a.mixed[(static_cast<int64_t>(token) * kStreams + j) * vectors + at] = streams[j];
     }
-    c.stream[j] = pack(sum);
-    a.mixed[(static_cast<int64_t>(token) * kStreams + j) * vectors + at] = c.stream[j];
   }
 }
 
@@ -120,18 +111,18 @@ __global__ void __launch_bounds__(32 * kWarps, 2) mix_kernel(const __grid_consta
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, quarter = lane % 4;
   const int first_column = blockIdx.x * kColumns;
   const int64_t column = first_column + warp * kWarpColumns + quarter * kVector;
-  const int first_token = blockIdx.y * a.steps * kTokens + group;
-  Columns upper = load_columns<kMixing>(a, first_token, column), lower = load_columns<kMixing>(a, first_token + 8, column);
   load_operands(a, b, first_column);
   __syncwarp();  // a warp reads its own share
   for (int step = 0; step < a.steps; ++step) {
-    const int token = first_token + step * kTokens;
+    const int token = (blockIdx.y * a.steps + step) * kTokens + group;
     if (token - group >= a.tokens) break;
-    if constexpr (kMixing) mix(a, upper, token, column), mix(a, lower, token + 8, column);
+    uint4 upper[kStreams], lower[kStreams];
+    streams_of<kMixing>(a, token, column, upper);
+    streams_of<kMixing>(a, token + 8, column, lower);
     float sums[kSumTiles][4] = {}, squares[2] = {};
 #pragma unroll
     for (int stream = 0; stream < kStreams; ++stream) {
-      const uint4 u = upper.stream[stream], l = lower.stream[stream];
+      const uint4 u = upper[stream], l = lower[stream];
       squares[0] += sum_of_squares(unpack(u));
       squares[1] += sum_of_squares(unpack(l));
 #pragma unroll
@@ -143,11 +134,6 @@ __global__ void __launch_bounds__(32 * kWarps, 2) mix_kernel(const __grid_consta
           multiply(sums[tile], u.z, l.z, u.w, l.w, f.z, f.w);
         }
       }
-    }
-    // The next step's bytes arrive while this one's sums are added up.
-    if (step + 1 < a.steps) {
-      upper = load_columns<kMixing>(a, token + kTokens, column);
-      lower = load_columns<kMixing>(a, token + kTokens + 8, column);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -183,40 +169,18 @@ struct CollapseArguments {
   float* post;         // [tokens, 4]
   float* comb;         // [tokens, 4, 4]
   float eps, hc_eps;
-  int tokens, hidden, parts, iterations;
+  int hidden, parts, iterations;
   bool weight_is_bf16;
 };
 
 constexpr int kThreads = 256;
 
-__device__ void normalise_rows(float (&m)[kStreams][kStreams], float eps) {
-#pragma unroll
-  for (int i = 0; i < kStreams; ++i) {
-    const float by = __fdividef(1.0f, m[i][0] + m[i][1] + m[i][2] + m[i][3] + eps);
-#pragma unroll
-    for (int j = 0; j < kStreams; ++j) m[i][j] *= by;
-  }
-}
-__device__ void normalise_columns(float (&m)[kStreams][kStreams], float eps) {
-#pragma unroll
-  for (int j = 0; j < kStreams; ++j) {
-    const float by = __fdividef(1.0f, m[0][j] + m[1][j] + m[2][j] + m[3][j] + eps);
-#pragma unroll
-    for (int i = 0; i < kStreams; ++i) m[i][j] *= by;
-  }
-}
-
-constexpr int kWeightThreads = 128;
-
-// A warp makes a token's weights out of the partial sums, and leaves pre in their place.
-__global__ void __launch_bounds__(kWeightThreads) weights_kernel(const __grid_constant__ CollapseArguments a) {
-  after_predecessor();
-  const int token = blockIdx.x * (kWeightThreads / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (token >= a.tokens) return;
-  auto* partial = reinterpret_cast<float*>(a.layer_in + static_cast<int64_t>(token) * a.hidden / kVector);
+// A warp makes a token's weights; lanes 0 to 15 hold comb, row by row.
+__device__ void make_weights(const CollapseArguments& a, int token, float* pre) {
+  const int lane = threadIdx.x;
+  const auto* partial = reinterpret_cast<const float*>(a.layer_in + static_cast<int64_t>(token) * a.hidden / kVector);
   float sum = 0;
   if (lane < kPartial) {
-#pragma unroll 8
     for (int i = 0; i < a.parts; ++i) sum += partial[i * kPartial + lane];
   }
   const float squares = __shfl_sync(kWholeWarp, sum, kSums);
@@ -224,40 +188,27 @@ __global__ void __launch_bounds__(kWeightThreads) weights_kernel(const __grid_co
   const float scale = lane < 4 ? a.scale[0] : lane < 8 ? a.scale[1] : a.scale[2];
   const float mix = lane < kSums ? sum * by * scale + a.base[lane] : 0.0f;
   const float gate = 1.0f / (1.0f + __expf(-mix));
-  __syncwarp();  // every lane has read its sums
-  if (lane < 4) partial[lane] = gate + a.hc_eps;
+  if (lane < 4) pre[lane] = gate + a.hc_eps;
   if (lane >= 4 && lane < 8) a.post[token * kStreams + lane - 4] = 2.0f * gate;
-  // Every lane normalises the whole matrix: sixteen registers are nearer than fifteen lanes.
-  float m[kStreams][kStreams];
-#pragma unroll
-  for (int i = 0; i < kStreams; ++i) {
-    float most = -INFINITY, sum = 0;
-#pragma unroll
-    for (int j = 0; j < kStreams; ++j) {
-      m[i][j] = __shfl_sync(kWholeWarp, mix, 8 + i * kStreams + j);
-      most = fmaxf(most, m[i][j]);
-    }
-#pragma unroll
-    for (int j = 0; j < kStreams; ++j) sum += m[i][j] = __expf(m[i][j] - most);
-#pragma unroll
-    for (int j = 0; j < kStreams; ++j) m[i][j] = m[i][j] / sum + a.hc_eps;
-  }
-  normalise_columns(m, a.hc_eps);
+  float v = __shfl_sync(kWholeWarp, mix, lane % 16 + 8);
+  v = __expf(v - group_max<4>(v));
+  v = v / group_sum<4>(v) + a.hc_eps;
+  const auto column_sum = [](float x) {
+    x += __shfl_xor_sync(kWholeWarp, x, 4);
+    return x + __shfl_xor_sync(kWholeWarp, x, 8);
+  };
+  v = __fdividef(v, column_sum(v) + a.hc_eps);
   for (int i = 1; i < a.iterations; ++i) {
-    normalise_rows(m, a.hc_eps);
-    normalise_columns(m, a.hc_eps);
+    v = __fdividef(v, group_sum<4>(v) + a.hc_eps);
+    v = __fdividef(v, column_sum(v) + a.hc_eps);
   }
-  if (lane == 0) {
-    auto* to = reinterpret_cast<float4*>(a.comb + token * kStreams * kStreams);
-#pragma unroll
-    for (int i = 0; i < kStreams; ++i) to[i] = {m[i][0], m[i][1], m[i][2], m[i][3]};
-  }
+  if (lane < 16) a.comb[token * 16 + lane] = v;
 }
 
 template <int kMost>
 __global__ void __launch_bounds__(kThreads) collapse_kernel(const __grid_constant__ CollapseArguments a) {
   after_predecessor();
-  __shared__ float part[kThreads / 32];
+  __shared__ float pre[kStreams], part[kThreads / 32];
   const int token = blockIdx.x, vectors = a.hidden / kVector;
   const uint4* mixed = a.mixed + static_cast<int64_t>(token) * kStreams * vectors;
   uint4 raw[kMost][kStreams];
@@ -268,8 +219,8 @@ __global__ void __launch_bounds__(kThreads) collapse_kernel(const __grid_constan
 #pragma unroll
     for (int j = 0; j < kStreams; ++j) raw[i][j] = mixed[j * vectors + at];
   }
-  const float4 weights = *reinterpret_cast<const float4*>(a.layer_in + static_cast<int64_t>(token) * vectors);
-  const float pre[kStreams] = {weights.x, weights.y, weights.z, weights.w};
+  if (threadIdx.x < 32) make_weights(a, token, pre);
+  __syncthreads();
   Eight total[kMost];
   float squares = 0;
 #pragma unroll
@@ -313,14 +264,12 @@ int steps_for(int tokens, int parts) {
 
 template <bool kMixing>
 void launch_both(const Call& call, MixArguments& m, CollapseArguments& c) {
-  c.tokens = m.tokens;
   c.parts = m.hidden / kColumns;
   m.partial = reinterpret_cast<uint8_t*>(c.layer_in);
   m.steps = steps_for(m.tokens, c.parts);
   allow_shared<mix_kernel<kMixing>>(sizeof(Operands));
   const dim3 grid(c.parts, ceil_div(m.tokens, m.steps * kTokens));
   launch(call, mix_kernel<kMixing>, grid, 32 * kWarps, m, sizeof(Operands));
-  launch(call, weights_kernel, ceil_div(m.tokens, kWeightThreads / 32), kWeightThreads, c);
   if (m.hidden <= 2 * kThreads * kVector) {
     launch(call, collapse_kernel<2>, m.tokens, kThreads, c);
   } else {
@@ -347,7 +296,7 @@ void read_mixing(Reader& r, MixArguments& m, CollapseArguments& c, int64_t hidde
 void read_outs(Reader& r, CollapseArguments& c, int64_t tokens, int64_t hidden) {
   c.layer_in = r.out("layer_in", {DType::bf16}, {tokens, hidden}).as<uint4>();
   c.post = r.out("post", {DType::f32}, {tokens, kStreams}, 4).as<float>();
-  c.comb = r.out("comb", {DType::f32}, {tokens, kStreams, kStreams}).as<float>();
+  c.comb = r.out("comb", {DType::f32}, {tokens, kStreams, kStreams}, 4).as<float>();
 }
 
 constexpr int kPostThreads = 256;
@@ -357,9 +306,8 @@ __global__ void __launch_bounds__(kPostThreads) post_kernel(const __grid_constan
   const int64_t vectors = a.hidden / kVector, at = static_cast<int64_t>(blockIdx.x) * kPostThreads + threadIdx.x;
   const int64_t token = at / vectors;
   if (token >= a.tokens) return;
-  const int64_t column = (at - token * vectors) * kVector;
-  Columns c = load_columns<true>(a, static_cast<int>(token), column);
-  mix(a, c, static_cast<int>(token), column);
+  uint4 streams[kStreams];
+  streams_of<true>(a, static_cast<int>(token), (at - token * vectors) * kVector, streams);
 }
 
 int64_t read_streams(Reader& r, MixArguments& m, int64_t& tokens) {
