@@ -26,6 +26,7 @@ from dsv4.model.random_weights import RandomTensors
 from dsv4.model.reserve import reserve
 from dsv4.model.runner import Runner
 from dsv4.model.weights import Assembly
+from dsv4.ops import kernels
 from dsv4.options import Options
 from dsv4.serve.budget import Caching, check_weights, size_caches
 from dsv4.serve.folder_tokenizer import tokenizer_of
@@ -44,12 +45,17 @@ Tensors = Checkpoint | RandomTensors
 
 BUILT_IN = {SMALL: attrs.evolve(MIXED, vocab_size=ByteTokenizer.vocabulary)}
 
+SERVED = Precision(torch.bfloat16, Format.FP8_DS_MLA, Format.INDEXER_FP8)
+
 PRECISIONS = {
     "float32": Precision(),
     "float32-fp8": Precision(torch.float32, Format.FP8_DS_MLA, Format.INDEXER_FP8),
-    "bfloat16-fp8": Precision(torch.bfloat16, Format.FP8_DS_MLA, Format.INDEXER_FP8),
+    "bfloat16-fp8": SERVED,
 }
 """Activations, and keys where they are not kept as such: exact, quantised caches alone, as served."""
+
+KERNEL_WIDTHS = {"head_dim": 512, "qk_rope_head_dim": 64, "index_head_dim": 128}
+"""What the CUDA kernels are made for: the widths of the published models."""
 
 DEVICES = ("cpu", "cuda", "simulated")
 """``simulated`` runs what is enqueued on virtual streams, graphs included, in an order that its seed picks."""
@@ -211,6 +217,8 @@ def _check(options: ModelOptions, config: ModelConfig) -> None:
         raise RunError(
             f"mode {options.run.mode!r} on a CPU, which has no graphs", "use mode 'eager', or device 'simulated'"
         )
+    if options.device == "cuda" and not kernels.MISSING:
+        _check_kernels(options, config)
     longest = options.engine.max_model_len
     if longest > config.max_position_embeddings:
         raise RequestError(
@@ -219,6 +227,22 @@ def _check(options: ModelOptions, config: ModelConfig) -> None:
         )
     if options.drafts and not config.num_nextn_predict_layers:
         raise RequestError("the model has no MTP block to guess tokens with", "serve it without speculative decoding")
+
+
+def _check_kernels(options: ModelOptions, config: ModelConfig) -> None:
+    """Raise `RunError` where the CUDA kernels, which take the place of the references, were not made for the model."""
+    problems = [
+        f"{name}={getattr(config, name)}" for name, width in KERNEL_WIDTHS.items() if getattr(config, name) != width
+    ]
+    if PRECISIONS[options.precision] != SERVED:
+        problems.append(f"precision {options.precision!r}")
+    if problems:
+        widths = ", ".join(f"{name}={width}" for name, width in KERNEL_WIDTHS.items())
+        raise RunError(
+            f"the CUDA kernels do not take {', '.join(problems)}; they take bfloat16 with FP8 caches, {widths}",
+            "choose precision 'bfloat16-fp8' and a model of these widths, as 'flash' with fewer layers and experts; or "
+            "set DSV4_KERNELS=off for the references",
+        )
 
 
 def _caches(

@@ -7,15 +7,17 @@ from typing import Any
 
 import attrs
 import pytest
+import torch
 
 from dsv4.errors import ModelConfigError, RequestError, RunError
+from dsv4.ops import kernels
 from dsv4.options import Options
 from dsv4.serve.build import Deployment, ModelOptions, deployed
 from dsv4.serve.errors import BudgetError
 from dsv4.serve.sampling import Sampling
 from dsv4.serve.server import Server
 from tests.dsv4.serve.made import ENGINE, OPTIONS, generated, prompt, tiny
-from workspace.errors import UnknownStrategy
+from workspace.errors import UnknownStrategy, WorkspaceError
 
 PROMPTS = [prompt(length, seed) for seed, length in enumerate((30, 130, 7, 61, 100))]
 COUNT = 8
@@ -116,6 +118,20 @@ def test_workspace_and_caches_stay_within_their_memory(strategy: str, alone: lis
 def test_what_cannot_be_deployed_is_refused(changed: dict[str, Any], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says), tiny(**changed):
         pass
+
+
+def test_a_model_that_the_cuda_kernels_do_not_take_is_refused_before_it_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the widths they have, and the way around. Without kernels, the references take it; here is no device."""
+    monkeypatch.setattr(kernels, "MISSING", "")
+    with pytest.raises(RunError, match="do not take head_dim=32, .*precision 'float32'.*\n.*DSV4_KERNELS=off"):
+        with tiny(device="cuda"):
+            pass
+    monkeypatch.setattr(kernels, "MISSING", "for the test")
+    if not torch.cuda.is_available():
+        with pytest.raises(WorkspaceError, match="CUDA"), tiny(device="cuda"):
+            pass
 
 
 def test_a_config_file_is_a_model(tmp_path: Path) -> None:
