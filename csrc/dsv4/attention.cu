@@ -1,10 +1,11 @@
 // Sparse attention with a sink: every head of a row attends to the same listed keys, and a key is its value, too.
 //
-// Floor of decode with 640 keys and 64 heads: 374 KB of pages, 64 KB of q and 64 KB of o a row, against 84 Mflop: at 4.2 TB/s
-// and 800 Tflop/s 0.12 us against 0.11. A block takes 64 heads of a row, so that a key is read and dequantised once for
-// all of them, and streams tiles of keys, which some warps fetch (attention_keys.cuh) while eight multiply. Those are two
-// groups of four: each scores one half of a tile's keys, and each sums one half of the dims over all of them.
-// Where rows alone leave multiprocessors idle, a row's keys are split among blocks, and a second kernel merges the parts.
+// Floor of decode with 640 keys and 64 heads: 374 KB of pages, 64 KB of q and 64 KB of o a row, against 84 Mflop:
+// at 4.2 TB/s and 800 Tflop/s 0.12 us against 0.11. A block takes 64 heads of a row, so that a key is read and
+// dequantised once for all of them, and streams tiles of keys, which some warps fetch (attention_keys.cuh) while eight
+// multiply. Those are two groups of four: each scores one half of a tile's keys, and each sums one half of the dims
+// over all of them. Where rows alone leave multiprocessors idle, a row's keys are split among blocks, and a second
+// kernel merges the parts.
 #include <cstddef>
 
 #include "attention_keys.cuh"
@@ -202,7 +203,8 @@ __device__ void consume(const AttentionArguments& a, Shared<kTile>& s, const Ran
 }
 
 template <bool kQuantised, int kTile>
-__global__ void __launch_bounds__(kThreads<kQuantised>, 1) attention_kernel(const __grid_constant__ AttentionArguments a) {
+__global__ void __launch_bounds__(kThreads<kQuantised>, 1)
+    attention_kernel(const __grid_constant__ AttentionArguments a) {
   after_predecessor();
   extern __shared__ uint8_t memory[];
   auto& s = *reinterpret_cast<Shared<kTile>*>((reinterpret_cast<uintptr_t>(memory) + 1023) & ~uintptr_t{1023});
@@ -217,8 +219,10 @@ __global__ void __launch_bounds__(kThreads<kQuantised>, 1) attention_kernel(cons
     // 384 threads start with 168 registers, 512 with 128; consumers get 192.
     fewer_registers<kQuantised ? 120 : 64>();
     if (range.first >= range.last) return;
-    if constexpr (kQuantised) produce_quantised<kTile>(a, s, range);
-    else produce_plain<kTile>(a, s, range);
+    if constexpr (kQuantised)
+      produce_quantised<kTile>(a, s, range);
+    else
+      produce_plain<kTile>(a, s, range);
   } else {
     more_registers();
     consume<kQuantised, kTile>(a, s, range);
@@ -266,14 +270,17 @@ void launch_tiles(const Call& call, const AttentionArguments& a, int rows) {
 template <bool kQuantised>
 void launch_attention(const Call& call, const AttentionArguments& a, int rows) {
   // Before sm_90 shared memory holds tiles of 32 keys only.
-  if (is_hopper()) launch_tiles<kQuantised, 64>(call, a, rows);
-  else launch_tiles<kQuantised, 32>(call, a, rows);
+  if (is_hopper())
+    launch_tiles<kQuantised, 64>(call, a, rows);
+  else
+    launch_tiles<kQuantised, 32>(call, a, rows);
   if (a.splits) launch(call, merge_kernel, dim3(rows, a.padded), kMergeThreads, a);
 }
 
 float read_scale(Reader& r) {
   const float scale = r.real();
-  r.require(scale > 0, "scale", "is " + std::to_string(scale), "pass a positive one: the largest product has the largest score");
+  r.require(scale > 0, "scale", "is " + std::to_string(scale),
+            "pass a positive one: the largest product has the largest score");
   return scale * kLog2e;
 }
 
@@ -300,7 +307,8 @@ void sparse_attention_decode(const Call& call) {
   a.scale = read_scale(r);
   const int64_t rope = r.integer(), window_block = r.integer(), extra_block = r.integer(), format = r.integer();
   r.require(rope == kRope, "rope", "is " + std::to_string(rope), "states have 64 rotated dims");
-  r.require(format == kPlain || format == kFp8DsMla, "format", "is " + std::to_string(format), "pass PLAIN or FP8_DS_MLA");
+  r.require(format == kPlain || format == kFp8DsMla, "format", "is " + std::to_string(format),
+            "pass PLAIN or FP8_DS_MLA");
   const bool has_extra = extra_cache.given;
   r.require(has_extra == extra_slots.given && has_extra == extra_lens.given, "extra_cache",
             "comes without its slots and lens, or they without it", "pass all three or none");

@@ -1,8 +1,8 @@
 // How the keys of a tile come into shared memory: found by slot, read, dequantised, stored as tensor cores read them.
 //
-// Some warps of a block do nothing else, so that reading, dequantising and multiplying go on at once. Four dequantise: they
-// keep the bytes of the next tile in registers while they wait for a place. Plain keys need no registers on their way, and
-// eight warps to issue their copies.
+// Some warps of a block do nothing else, so that reading, dequantising and multiplying go on at once. Four dequantise:
+// they keep the bytes of the next tile in registers while they wait for a place. Plain keys need no registers on their
+// way, and eight warps to issue their copies.
 #pragma once
 #include "launch.cuh"
 #include "states.cuh"
@@ -88,7 +88,8 @@ struct RawKey {
   bool there;
 };
 
-__device__ inline RawKey load_key(const AttentionArguments& a, const Range& range, int place, int32_t slot, int quarter) {
+__device__ inline RawKey load_key(const AttentionArguments& a, const Range& range, int place, int32_t slot,
+                                  int quarter) {
   RawKey key{};
   key.there = slot >= 0;
   if (!key.there) return key;
@@ -98,7 +99,8 @@ __device__ inline RawKey load_key(const AttentionArguments& a, const Range& rang
   const auto* state = reinterpret_cast<const uint4*>(page + offset * kStateBytes) + quarter;
 #pragma unroll
   for (int i = 0; i < RawKey::kChunks; ++i) key.chunk[i] = __ldg(state + i * 4);
-  key.scales = __ldg(reinterpret_cast<const uint2*>(page + static_cast<int64_t>(cache.block_size) * kStateBytes + offset * kScaleBytes));
+  key.scales = __ldg(reinterpret_cast<const uint2*>(page + static_cast<int64_t>(cache.block_size) * kStateBytes +
+                                                    offset * kScaleBytes));
   return key;
 }
 
@@ -158,7 +160,8 @@ __device__ void produce_quantised(const AttentionArguments& a, Shared<kTile>& s,
 
 // A warp copies every eighth key of a tile; its first lanes hold their slots.
 template <int kTile>
-__device__ void copy_plain(const AttentionArguments& a, Shared<kTile>& s, const Range& range, int tile, int stage, int32_t slots) {
+__device__ void copy_plain(const AttentionArguments& a, Shared<kTile>& s, const Range& range, int tile, int stage,
+                           int32_t slots) {
   constexpr int kWarps = kProducers<false> / 32, kChunks = kWidth / kVector;
   const uint32_t keys = shared_address(s.keys[stage]);
   const int warp = (threadIdx.x - kConsumers) / 32, lane = threadIdx.x % 32;

@@ -23,14 +23,22 @@ using torch::stable::detail::to;
 
 dsv4::DType dtype_of(ScalarType type) {
   switch (type) {
-    case ScalarType::Byte: return dsv4::DType::u8;
-    case ScalarType::Int: return dsv4::DType::i32;
-    case ScalarType::Long: return dsv4::DType::i64;
-    case ScalarType::Float: return dsv4::DType::f32;
-    case ScalarType::BFloat16: return dsv4::DType::bf16;
-    case ScalarType::Float8_e4m3fn: return dsv4::DType::e4m3;
-    case ScalarType::Bool: return dsv4::DType::boolean;
-    default: return dsv4::DType::other;
+    case ScalarType::Byte:
+      return dsv4::DType::u8;
+    case ScalarType::Int:
+      return dsv4::DType::i32;
+    case ScalarType::Long:
+      return dsv4::DType::i64;
+    case ScalarType::Float:
+      return dsv4::DType::f32;
+    case ScalarType::BFloat16:
+      return dsv4::DType::bf16;
+    case ScalarType::Float8_e4m3fn:
+      return dsv4::DType::e4m3;
+    case ScalarType::Bool:
+      return dsv4::DType::boolean;
+    default:
+      return dsv4::DType::other;
   }
 }
 
@@ -55,15 +63,22 @@ void take(const dsv4::Op& op, StableIValue* stack) {
   int numbers = 0;
   for (int i = 0; op.signature[i]; ++i) {
     switch (op.signature[i]) {
-      case 't': call.tensor[call.tensors++] = operand(to<Tensor>(stack[i])); break;
+      case 't':
+        call.tensor[call.tensors++] = operand(to<Tensor>(stack[i]));
+        break;
       case 'o': {
         const auto maybe = to<std::optional<Tensor>>(stack[i]);
         call.tensor[call.tensors++] = maybe ? operand(*maybe) : dsv4::Operand{};
         break;
       }
-      case 'f': call.number[numbers++].real = to<double>(stack[i]); break;
-      case 'b': call.number[numbers++].integer = to<bool>(stack[i]); break;
-      default: call.number[numbers++].integer = to<int64_t>(stack[i]);
+      case 'f':
+        call.number[numbers++].real = to<double>(stack[i]);
+        break;
+      case 'b':
+        call.number[numbers++].integer = to<bool>(stack[i]);
+        break;
+      default:
+        call.number[numbers++].integer = to<int64_t>(stack[i]);
     }
   }
   void* stream = nullptr;

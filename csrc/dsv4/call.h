@@ -69,8 +69,10 @@ class OnDevice {
  public:
   explicit OnDevice(int device) {
     cudaGetDevice(&former_);
-    if (former_ != device) cudaSetDevice(device);
-    else former_ = -1;
+    if (former_ != device)
+      cudaSetDevice(device);
+    else
+      former_ = -1;
   }
   ~OnDevice() {
     if (former_ >= 0) cudaSetDevice(former_);

@@ -1,8 +1,8 @@
 // The experts of a layer: routing, the clamped SwiGLU, a few rows through the routed experts, and their weighted sum.
 //
-// Floor of a decode step: each chosen expert's weights read once. A block of `up_kernel` takes some columns of one expert for
-// all rows that chose it; a warp of `down_kernel` takes one column of the output and walks the chosen experts in order. More
-// rows are a grouped GEMM's, which is PyTorch's: see dsv4/ops/experts.py.
+// Floor of a decode step: each chosen expert's weights read once. A block of `up_kernel` takes some columns of one
+// expert for all rows that chose it; a warp of `down_kernel` takes one column of the output and walks the chosen
+// experts in order. More rows are a grouped GEMM's, which is PyTorch's: see dsv4/ops/experts.py.
 #include "launch.cuh"
 #include "numeric.cuh"
 #include "ops.h"
@@ -60,7 +60,8 @@ __global__ void __launch_bounds__(kThreads) route_kernel(const __grid_constant__
     int expert;
     if (a.table) {
       const int64_t at = a.ids[token] * a.chosen + k;
-      expert = a.table_is_wide ? static_cast<int>(static_cast<const int64_t*>(a.table)[at]) : static_cast<const int*>(a.table)[at];
+      expert = a.table_is_wide ? static_cast<int>(static_cast<const int64_t*>(a.table)[at])
+                               : static_cast<const int*>(a.table)[at];
     } else {
       uint64_t best = 0;
 #pragma unroll
@@ -95,7 +96,7 @@ struct SwigluArguments {
   uint4* act;            // [tokens, inner] bf16
   int64_t count;         // of vectors in act
   float limit;
-  int vectors;           // of a row of act
+  int vectors;  // of a row of act
 };
 
 __global__ void __launch_bounds__(kThreads) swiglu_kernel(const __grid_constant__ SwigluArguments a) {
@@ -113,13 +114,13 @@ __global__ void __launch_bounds__(kThreads) swiglu_kernel(const __grid_constant_
 // -- a few rows --------------------------------------------------------------------------------------------
 
 struct FewArguments {
-  const uint4* x;          // [rows, hidden] bf16
-  const int* experts;      // [rows, chosen]; below 0: another rank's
-  const float* weights;    // [rows, chosen]
-  const uint4* w13;        // [experts, 2 inner, hidden] bf16
-  const uint4* w2;         // [experts, hidden, inner] bf16
-  uint4* act;              // [rows * chosen, inner] bf16, in the order of the lists
-  uint16_t* y;             // [rows, hidden] bf16
+  const uint4* x;        // [rows, hidden] bf16
+  const int* experts;    // [rows, chosen]; below 0: another rank's
+  const float* weights;  // [rows, chosen]
+  const uint4* w13;      // [experts, 2 inner, hidden] bf16
+  const uint4* w2;       // [experts, hidden, inner] bf16
+  uint4* act;            // [rows * chosen, inner] bf16, in the order of the lists
+  uint16_t* y;           // [rows, hidden] bf16
   float limit;
   int rows, chosen, slots, hidden, inner;
 };
@@ -145,8 +146,8 @@ __device__ void sort_slots(const FewArguments& a, int* expert, int* order) {
   __syncthreads();
 }
 
-// A warp makes one column of the activation for every row of an expert. blockIdx.y: a place among the sorted slots, whose
-// block works if it is its expert's first.
+// A warp makes one column of the activation for every row of an expert. blockIdx.y: a place among the sorted slots,
+// whose block works if it is its expert's first.
 __global__ void __launch_bounds__(kThreads) up_kernel(const __grid_constant__ FewArguments a) {
   __shared__ int expert[kMostSlots], order[kMostSlots];
   after_predecessor();
@@ -164,7 +165,8 @@ __global__ void __launch_bounds__(kThreads) up_kernel(const __grid_constant__ Fe
   for (int begin = first; begin < last; begin += kChunk) {
     const uint4* x[kChunk];
 #pragma unroll
-    for (int s = 0; s < kChunk; ++s) x[s] = a.x + static_cast<int64_t>(order[min(begin + s, last - 1)] / a.chosen) * vectors;
+    for (int s = 0; s < kChunk; ++s)
+      x[s] = a.x + static_cast<int64_t>(order[min(begin + s, last - 1)] / a.chosen) * vectors;
     float gate[kChunk] = {}, up[kChunk] = {};
 #pragma unroll 4
     for (int v = lane; v < vectors; v += 32) {
@@ -317,7 +319,8 @@ void swiglu(const Call& call) {
 void routed_experts(const Call& call) {
   const Operand &x = call.tensor[0], &chosen_ones = call.tensor[1];
   // Anything else belongs to the grouped GEMM, or to the reference.
-  if (x.dtype != DType::bf16 || chosen_ones.dims != 2 || chosen_ones.size[0] * chosen_ones.size[1] > kMostSlots) throw NotTaken();
+  if (x.dtype != DType::bf16 || chosen_ones.dims != 2 || chosen_ones.size[0] * chosen_ones.size[1] > kMostSlots)
+    throw NotTaken();
   Reader r(call);
   int64_t rows = kUnbound, hidden = kUnbound, chosen = kUnbound, experts = kUnbound, both = kUnbound, inner = kUnbound;
   FewArguments a{};
@@ -327,7 +330,8 @@ void routed_experts(const Call& call) {
   a.w13 = r.in("w13", {DType::bf16}, {&experts, &both, hidden}).as<const uint4>();
   a.w2 = r.in("w2", {DType::bf16}, {experts, hidden, &inner}).as<const uint4>();
   a.limit = r.real();
-  r.require(both == 2 * inner, "w13", "has " + std::to_string(both) + " rows an expert", "pass twice the columns of w2");
+  r.require(both == 2 * inner, "w13", "has " + std::to_string(both) + " rows an expert",
+            "pass twice the columns of w2");
   check_width(r, "x", hidden);
   check_width(r, "w2", inner);
   a.y = r.out("y", {DType::bf16}, {rows, hidden}).as<uint16_t>();
@@ -355,7 +359,8 @@ void combine_experts(const Call& call) {
   a.experts = r.in("experts", {DType::i32}, {&rows, &chosen}, 4).as<const int>();
   a.weights = r.in("weights", {DType::f32}, {rows, chosen}, 4).as<const float>();
   a.y = r.out("y", {DType::bf16}, {rows, hidden}).as<uint4>();
-  r.require(rows * chosen == slots, "down", "has " + std::to_string(slots) + " rows", "pass one for each expert of a row");
+  r.require(rows * chosen == slots, "down", "has " + std::to_string(slots) + " rows",
+            "pass one for each expert of a row");
   check_width(r, "down", hidden);
   r.done();
   if (slots == 0) return;

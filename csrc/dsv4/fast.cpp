@@ -3,9 +3,8 @@
 // A function returns True when it launched, and False when the call is not its own: an argument is no plain tensor on a
 // CUDA device. The caller then goes through the dispatcher.
 #define PY_SSIZE_T_CLEAN
-#include <Python.h>
-
 #include <ATen/dlpack.h>
+#include <Python.h>
 
 #include "table.h"
 
@@ -18,14 +17,22 @@ PyObject* refusal = nullptr;  // the exception class of a refused call
 dsv4::DType dtype_of(DLDataType type) {
   if (type.lanes != 1) return dsv4::DType::other;
   switch (type.code << 8 | type.bits) {
-    case kDLUInt << 8 | 8: return dsv4::DType::u8;
-    case kDLInt << 8 | 32: return dsv4::DType::i32;
-    case kDLInt << 8 | 64: return dsv4::DType::i64;
-    case kDLFloat << 8 | 32: return dsv4::DType::f32;
-    case kDLBfloat << 8 | 16: return dsv4::DType::bf16;
-    case kDLFloat8_e4m3fn << 8 | 8: return dsv4::DType::e4m3;
-    case kDLBool << 8 | 8: return dsv4::DType::boolean;
-    default: return dsv4::DType::other;
+    case kDLUInt << 8 | 8:
+      return dsv4::DType::u8;
+    case kDLInt << 8 | 32:
+      return dsv4::DType::i32;
+    case kDLInt << 8 | 64:
+      return dsv4::DType::i64;
+    case kDLFloat << 8 | 32:
+      return dsv4::DType::f32;
+    case kDLBfloat << 8 | 16:
+      return dsv4::DType::bf16;
+    case kDLFloat8_e4m3fn << 8 | 8:
+      return dsv4::DType::e4m3;
+    case kDLBool << 8 | 8:
+      return dsv4::DType::boolean;
+    default:
+      return dsv4::DType::other;
   }
 }
 
@@ -96,8 +103,8 @@ PyObject* called(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   Py_RETURN_TRUE;
 }
 
-PyMethodDef call_method = {
-    "call", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&called)), METH_FASTCALL, nullptr};
+PyMethodDef call_method = {"call", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&called)), METH_FASTCALL,
+                           nullptr};
 
 PyObject* functions() {
   PyObject* found = PyDict_New();
@@ -144,8 +151,8 @@ PyMethodDef methods[] = {
     {"names", &names, METH_NOARGS, "names() -> [op]"},
     {nullptr, nullptr, 0, nullptr}};
 
-PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_kernels", "CUDA kernels of the ops.", -1, methods,
-                          nullptr, nullptr, nullptr, nullptr};
+PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_kernels", "CUDA kernels of the ops.", -1, methods, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace
 

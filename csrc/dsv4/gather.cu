@@ -26,8 +26,10 @@ __device__ int group_of(const GatherArguments& a, int row) {
   int low = 0, high = a.groups;  // starts[low] <= row < starts[high]
   while (high - low > 1) {
     const int middle = (low + high) / 2;
-    if (a.starts[middle] <= row) low = middle;
-    else high = middle;
+    if (a.starts[middle] <= row)
+      low = middle;
+    else
+      high = middle;
   }
   return low;
 }
@@ -78,7 +80,8 @@ void gather_keys(const Call& call) {
   a.keys = r.out("keys", {DType::bf16}, {&rows, kWidth}).as<uint4>();
   const int64_t rope = r.integer(), block_size = r.integer(), format = r.integer();
   r.require(rope == kRope, "rope", "is " + std::to_string(rope), "states have 64 rotated dims");
-  r.require(format == kPlain || format == kFp8DsMla, "format", "is " + std::to_string(format), "pass PLAIN or FP8_DS_MLA");
+  r.require(format == kPlain || format == kFp8DsMla, "format", "is " + std::to_string(format),
+            "pass PLAIN or FP8_DS_MLA");
   a.cache = pages(r, "cache", cache, block_size, format, format == kPlain ? 2 * kWidth : kStateBytes + kScaleBytes);
   r.require(a.cache.vectors, "cache", "has pages that are not aligned", "align them to 16 bytes");
   r.done();

@@ -1,10 +1,11 @@
 // Hyper-connections between two blocks: the streams mixed with a block's output, and what the next block reads of them.
 //
-// Floor at hidden size H: residual and y read, mixed streams and layer_in written: 20 H bytes a token. The 24 mixing weights
-// of a token need all of its streams, so there are two kernels. The first mixes and multiplies: a block takes 256 columns of
-// all four streams of some tokens, its part of fn in shared memory as two bf16 terms (16 bits of mantissa), the streams it
-// has just rounded to bf16 as the other operand, exactly. Partial sums go to the rows that layer_in will have. The second
-// adds them up, makes the weights, and reads the mixed streams again, from the L2 cache while they fit: 8 H bytes more.
+// Floor at hidden size H: residual and y read, mixed streams and layer_in written: 20 H bytes a token. The 24 mixing
+// weights of a token need all of its streams, so there are two kernels. The first mixes and multiplies: a block takes
+// 256 columns of all four streams of some tokens, its part of fn in shared memory as two bf16 terms (16 bits of
+// mantissa), the streams it has just rounded to bf16 as the other operand, exactly. Partial sums go to the rows that
+// layer_in will have. The second adds them up, makes the weights, and reads the mixed streams again, from the L2 cache
+// while they fit: 8 H bytes more.
 #include "launch.cuh"
 #include "numeric.cuh"
 #include "ops.h"
@@ -17,9 +18,9 @@ constexpr int kStreams = 4;
 constexpr int kSums = (2 + kStreams) * kStreams;  // 24: pre, post, comb row by row
 constexpr int kPartial = kSums + 1;               // and the sum of squares
 constexpr int kWarps = 8;
-constexpr int kWarpColumns = 32;                  // eight a lane of four
+constexpr int kWarpColumns = 32;  // eight a lane of four
 constexpr int kColumns = kWarps * kWarpColumns;
-constexpr int kTokens = 16;                       // of a step: the rows of m16n8k16
+constexpr int kTokens = 16;  // of a step: the rows of m16n8k16
 constexpr int kSumTiles = kSums / 8;
 
 struct MixArguments {
@@ -33,7 +34,8 @@ struct MixArguments {
   int tokens, hidden, steps;
 };
 
-// One warp's share of fn, in the order of the B operand: for each tile of eight sums and each stream, the two terms of 16 values.
+// One warp's share of fn, in the order of the B operand: for each tile of eight sums and each stream, the two terms of
+// 16 values.
 struct __align__(16) Operands {
   uint4 term[kSumTiles][kStreams][2][kWarps][32];
 };
@@ -62,7 +64,8 @@ __device__ void load_operands(const MixArguments& a, Operands& b, int first_colu
 
 __device__ void multiply(float (&s)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+      : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 // The four streams of one token at eight columns, mixed and rounded; or as they are.
@@ -165,9 +168,9 @@ struct CollapseArguments {
   const float* base;   // [24]
   const float* scale;  // [3]
   const void* norm_weight;
-  uint4* layer_in;     // [tokens, H] bf16; partial sums until they are read
-  float* post;         // [tokens, 4]
-  float* comb;         // [tokens, 4, 4]
+  uint4* layer_in;  // [tokens, H] bf16; partial sums until they are read
+  float* post;      // [tokens, 4]
+  float* comb;      // [tokens, 4, 4]
   float eps, hc_eps;
   int hidden, parts, iterations;
   bool weight_is_bf16;
@@ -279,8 +282,8 @@ void launch_both(const Call& call, MixArguments& m, CollapseArguments& c) {
 
 // fn, base, scale, norm_weight, eps, hc_eps, iterations: what both ops have.
 void read_mixing(Reader& r, MixArguments& m, CollapseArguments& c, int64_t hidden) {
-  r.require(hidden % kColumns == 0 && hidden <= 4 * kThreads * kVector, "residual", "has hidden size " + std::to_string(hidden),
-            "pass a multiple of 256 up to 8192");
+  r.require(hidden % kColumns == 0 && hidden <= 4 * kThreads * kVector, "residual",
+            "has hidden size " + std::to_string(hidden), "pass a multiple of 256 up to 8192");
   m.fn = r.in("fn", {DType::f32}, {kSums, kStreams * hidden}).as<const float>();
   c.base = r.in("base", {DType::f32}, {kSums}, 4).as<const float>();
   c.scale = r.in("scale", {DType::f32}, {3}, 4).as<const float>();

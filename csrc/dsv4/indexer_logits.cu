@@ -1,9 +1,9 @@
 // Logits of the sparse indexer: a weighted sum over heads of relu(q . key), keys read from their pages.
 //
-// Floor: 16384 flop a row and key; a key's 132 (FP8) or 68 (FP4) bytes once a request. A warp keeps one row's queries in
-// registers as the B operand of m16n8k16 and streams keys, 16 at a time, from memory straight into the A operand: the sum
-// over k may run in any order as long as both operands agree on it, so each lane takes 32 neighbouring values of a key.
-// FP8 multiplies as f16, FP4 (by look-up) as bf16: both hold every product's factors exactly.
+// Floor: 16384 flop a row and key; a key's 132 (FP8) or 68 (FP4) bytes once a request. A warp keeps one row's queries
+// in registers as the B operand of m16n8k16 and streams keys, 16 at a time, from memory straight into the A operand:
+// the sum over k may run in any order as long as both operands agree on it, so each lane takes 32 neighbouring values
+// of a key. FP8 multiplies as f16, FP4 (by look-up) as bf16: both hold every product's factors exactly.
 #include "launch.cuh"
 #include "numeric.cuh"
 #include "ops.h"
@@ -13,7 +13,7 @@ namespace dsv4 {
 namespace {
 
 constexpr int kWarps = 4;
-constexpr int kTile = 16;   // keys of a step
+constexpr int kTile = 16;  // keys of a step
 constexpr int kDims = 128;
 constexpr int kHeadTiles = 8;  // of eight heads each
 constexpr int kSteps = kDims / 16;
@@ -67,8 +67,8 @@ __device__ Row row_of_fp8(const uint4 (&raw)[2]) {
   return row;
 }
 
-// Two E2M1 codes of a byte as bf16. Code bits in the place of bf16's lowest exponent bits and first mantissa bit are off by
-// 2**126, subnormals included.
+// Two E2M1 codes of a byte as bf16. Code bits in the place of bf16's lowest exponent bits and first mantissa bit are
+// off by 2**126, subnormals included.
 __device__ __nv_bfloat162 bf16x2_of_e2m1x2(uint32_t byte) {
   const uint32_t codes = (byte & 0xfu) | (byte & 0xf0u) << 12;
   const uint32_t bits = (codes & 0x00070007u) << 6 | (codes & 0x00080008u) << 12;
@@ -128,8 +128,10 @@ __device__ Raw load_key(const LogitsArguments& a, const int32_t* table, int key,
 
 template <bool kFp4>
 __device__ Row row_of(const Raw& raw) {
-  if constexpr (kFp4) return row_of_fp4(raw.codes[0], raw.scale);
-  else return row_of_fp8(raw.codes);
+  if constexpr (kFp4)
+    return row_of_fp4(raw.codes[0], raw.scale);
+  else
+    return row_of_fp8(raw.codes);
 }
 
 // Queries of a head as keys lie: a lane's part of the row.
@@ -153,7 +155,8 @@ __global__ void __launch_bounds__(32 * kWarps, 2) logits_kernel(const __grid_con
   const int count = min(a.counts[token], a.width), request = a.request[token];
   float* logits = a.logits + static_cast<int64_t>(token) * a.width;
   // The columns behind the candidates, shared out among all threads of the row.
-  for (int i = count + blockIdx.y * blockDim.x + threadIdx.x; i < a.width; i += gridDim.y * blockDim.x) logits[i] = -INFINITY;
+  for (int i = count + blockIdx.y * blockDim.x + threadIdx.x; i < a.width; i += gridDim.y * blockDim.x)
+    logits[i] = -INFINITY;
 
   const int first = blockIdx.y * kWarps + threadIdx.x / 32, step = gridDim.y * kWarps;
   if (first * kTile >= count) return;
@@ -214,7 +217,8 @@ constexpr int kBlocksWanted = 528;
 
 void indexer_logits(const Call& call) {
   Reader r(call);
-  int64_t tokens = kUnbound, heads = kUnbound, codes = kUnbound, width = kUnbound, requests = kUnbound, listed = kUnbound;
+  int64_t tokens = kUnbound, heads = kUnbound, codes = kUnbound, width = kUnbound, requests = kUnbound,
+          listed = kUnbound;
   LogitsArguments a{};
   const Operand& q = r.in("q", {DType::e4m3, DType::u8}, {&tokens, &heads, &codes});
   const bool fp4 = q.dtype == DType::u8;
@@ -226,7 +230,8 @@ void indexer_logits(const Call& call) {
   a.counts = r.in("counts", {DType::i32}, {&tokens}, 4).as<const int32_t>();
   a.logits = r.out("logits", {DType::f32}, {&tokens, &width}, 4).as<float>();
   const int64_t block_size = r.integer(), format = r.integer();
-  r.require(format == (fp4 ? kIndexerFp4 : kIndexerFp8), "format", "is " + std::to_string(format), "pass the one of the queries");
+  r.require(format == (fp4 ? kIndexerFp4 : kIndexerFp8), "format", "is " + std::to_string(format),
+            "pass the one of the queries");
   r.require(codes == (fp4 ? kDims / 2 : kDims), "q", "has another width", "heads are 128 wide");
   r.require(fp4 == q_scales.given, "q_scales", "do not fit q", "pass them with E2M1 queries only");
   r.require(heads <= kHeadTiles * 8, "q", "has " + std::to_string(heads) + " heads", "pass at most 64");

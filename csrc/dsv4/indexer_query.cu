@@ -12,22 +12,22 @@ namespace {
 
 constexpr int kWarps = 4;
 constexpr int kDims = 128;
-constexpr int kRopeDims = 64;                    // the second half of a row
+constexpr int kRopeDims = 64;  // the second half of a row
 constexpr int kRowVectors = kDims / kVector;
-constexpr int kRowLanes = kRowVectors / 2;       // a lane holds eight values of either half
+constexpr int kRowLanes = kRowVectors / 2;  // a lane holds eight values of either half
 constexpr int kPassRows = 32 / kRowLanes;
 constexpr int kPasses = 2;
-constexpr int kRows = kPassRows * kPasses;       // of a warp
+constexpr int kRows = kPassRows * kPasses;  // of a warp
 
 enum class Output { bf16, fp8, fp4 };
 
 struct QueryArguments {
-  const uint4* q;           // [tokens, heads, 128] bf16
+  const uint4* q;  // [tokens, heads, 128] bf16
   const __nv_bfloat16* weights;
   const int64_t* positions;
-  const float* cos_sin;     // [*, 64]
+  const float* cos_sin;  // [*, 64]
   void* q_out;
-  uint8_t* scales_out;      // FP4
+  uint8_t* scales_out;  // FP4
   float* weights_out;
   float scale;
   int tokens, heads;

@@ -1,7 +1,8 @@
 // The highest logits of each row, in ascending order of their indices, ties to the lower one; and where they lie.
 //
-// Floor: the row's logits read once, its indices written once. A block takes a row: three radix passes find the least value
-// chosen and how many of those that tie with it, a last pass collects. Rows of at most k candidates take them all, unread.
+// Floor: the row's logits read once, its indices written once. A block takes a row: three radix passes find the least
+// value chosen and how many of those that tie with it, a last pass collects. Rows of at most k candidates take them
+// all, unread.
 #include "launch.cuh"
 #include "ops.h"
 #include "reader.h"
@@ -57,7 +58,8 @@ struct Least {
 };
 
 // One pass: among the values that share the prefix, finds the bin of the next bits that holds the last one chosen.
-__device__ void narrow(const float* row, int count, int shift, int bits, Least& least, uint32_t* bins, uint32_t* warps, Least* found) {
+__device__ void narrow(const float* row, int count, int shift, int bits, Least& least, uint32_t* bins, uint32_t* warps,
+                       Least* found) {
   for (int i = threadIdx.x; i < kBins; i += kThreads) bins[i] = 0;
   __syncthreads();
   const uint32_t mask = (1u << bits) - 1;

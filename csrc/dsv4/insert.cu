@@ -1,8 +1,8 @@
 // Queries normed, rotated and padded; keys rotated, quantised and inserted into the paged cache: one launch.
 //
-// Floor: q read once, q_out written once (2 KiB a head); keys add 1.6 KiB a token. A warp takes kHeads rows of 512 values
-// at a time, all their loads issued before the first use: with four, 4 KiB in flight a warp, which is what keeps the
-// memory busy; with one, the shortest way through for a few tokens.
+// Floor: q read once, q_out written once (2 KiB a head); keys add 1.6 KiB a token. A warp takes kHeads rows of 512
+// values at a time, all their loads issued before the first use: with four, 4 KiB in flight a warp, which is what keeps
+// the memory busy; with one, the shortest way through for a few tokens.
 #include "launch.cuh"
 #include "numeric.cuh"
 #include "ops.h"
@@ -14,9 +14,9 @@ namespace {
 constexpr int kWarps = 4;
 
 struct InsertArguments {
-  const uint4* q;       // [tokens, heads, 512] bf16
-  const uint4* kv;      // [tokens, 512] bf16
-  const int64_t* slots; // [inserted]
+  const uint4* q;        // [tokens, heads, 512] bf16
+  const uint4* kv;       // [tokens, 512] bf16
+  const int64_t* slots;  // [inserted]
   const int64_t* positions;
   const float* cos_sin;  // [*, 64]
   uint4* q_out;          // [tokens, padded, 512] bf16
@@ -141,7 +141,8 @@ void q_norm_rope_kv_insert(const Call& call) {
   a.q_out = r.out("q_out", {DType::bf16}, {&tokens, &padded, kWidth}).as<uint4>();
   a.eps = r.real();
   const int64_t block_size = r.integer(), format = r.integer();
-  r.require(format == kPlain || format == kFp8DsMla, "format", "is " + std::to_string(format), "pass PLAIN or FP8_DS_MLA");
+  r.require(format == kPlain || format == kFp8DsMla, "format", "is " + std::to_string(format),
+            "pass PLAIN or FP8_DS_MLA");
   a.cache = pages(r, "cache", cache, block_size, format, format == kPlain ? 2 * kWidth : kStateBytes + kScaleBytes);
   r.require(inserted <= tokens, "slots", "are more than tokens", "pass at most one a token");
   r.require(padded >= heads, "q_out", "has fewer heads than q", "pass at least as many");

@@ -79,7 +79,9 @@ __global__ void __launch_bounds__(32 * kWarps) inverse_kernel(const __grid_const
   }
   if (kQuantised && lane % kBlockLanes == 0) {
     // Four tokens of a block at once: single scales would be a quarter more writes than the codes are.
-    float* rows = a.scales + ((static_cast<int64_t>(group) * a.group_heads + of_group) * 4 + lane / kBlockLanes) * row_tokens + token;
+    float* rows = a.scales +
+                  ((static_cast<int64_t>(group) * a.group_heads + of_group) * 4 + lane / kBlockLanes) * row_tokens +
+                  token;
     *reinterpret_cast<float4*>(rows) = {scale[0][0], scale[1][0], scale[2][0], scale[3][0]};
     *reinterpret_cast<float4*>(rows + 2 * row_tokens) = {scale[0][1], scale[1][1], scale[2][1], scale[3][1]};
   }

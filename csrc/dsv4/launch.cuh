@@ -1,8 +1,9 @@
 // Launches that may begin while the kernel before them on the stream ends.
 //
-// On devices that can (sm_90 and newer) every kernel is launched with programmatic stream serialization: its blocks may be
-// resident while its predecessor still runs. So every thread, on every path, calls `after_predecessor` before it touches
-// memory: it lets the next kernel do the same, then waits until the predecessor is over and its writes are visible.
+// On devices that can (sm_90 and newer) every kernel is launched with programmatic stream serialization: its blocks may
+// be resident while its predecessor still runs. So every thread, on every path, calls `after_predecessor` before it
+// touches memory: it lets the next kernel do the same, then waits until the predecessor is over and its writes are
+// visible.
 #pragma once
 #include "call.h"
 
@@ -42,7 +43,8 @@ void allow_shared(int bytes) {
 }
 
 template <class Arguments>
-void launch(const Call& call, void (*kernel)(Arguments), dim3 grid, int threads, const Arguments& arguments, size_t shared = 0) {
+void launch(const Call& call, void (*kernel)(Arguments), dim3 grid, int threads, const Arguments& arguments,
+            size_t shared = 0) {
   cudaLaunchAttribute overlap{};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;

@@ -58,7 +58,8 @@ __global__ void __launch_bounds__(kThreads) norm_kernel(const __grid_constant__ 
   }
 #pragma unroll
   for (int i = 0; i < kMost; ++i) {
-    if (lane + i * kLanes < vectors) weight[i] = load_weights(part.weight, part.weight_is_bf16, (lane + i * kLanes) * kVector);
+    if (lane + i * kLanes < vectors)
+      weight[i] = load_weights(part.weight, part.weight_is_bf16, (lane + i * kLanes) * kVector);
   }
   float sum = 0;
 #pragma unroll

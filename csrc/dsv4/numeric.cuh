@@ -101,8 +101,8 @@ __device__ inline float largest(uint4 v) {
   return fmaxf(__low2float(most), __high2float(most));
 }
 
-// ceil(log2(absmax / 448)) of a normal absmax. 448 is 1.75 * 2**8, so the quotient passes a power of two where the mantissa
-// passes 1.75; the correctly rounded quotient of the references passes it at the same values.
+// ceil(log2(absmax / 448)) of a normal absmax. 448 is 1.75 * 2**8, so the quotient passes a power of two where the
+// mantissa passes 1.75; the correctly rounded quotient of the references passes it at the same values.
 __device__ inline int power_over_448(float absmax) {
   return static_cast<int>((__float_as_uint(absmax) + 0x1fffffu) >> 23) - 127 - 8;
 }
@@ -138,9 +138,9 @@ __device__ inline uint32_t e2m1(float value) {
   const uint32_t code = bits < 0x3f800000u ? steps : min(rounded, 7u);
   return code | (__float_as_uint(value) >> 28 & 8u);
 }
-// Two neighbouring bf16 values times `by`, a power of two, as a byte of codes. With u = |value|, the code is the least of
-// u / 0.5, u + 2 and u / 2 + 4, each rounded to an even integer: steps of 0.5 up to 2, of 1 up to 4, of 2 beyond. Sums with
-// 64, 128 and 256 round so, and leave the code in the last bits of what is brought to 128.
+// Two neighbouring bf16 values times `by`, a power of two, as a byte of codes. With u = |value|, the code is the least
+// of u / 0.5, u + 2 and u / 2 + 4, each rounded to an even integer: steps of 0.5 up to 2, of 1 up to 4, of 2 beyond.
+// Sums with 64, 128 and 256 round so, and leave the code in the last bits of what is brought to 128.
 __device__ inline uint32_t e2m1x2(uint32_t pair, __nv_bfloat162 by) {
   const auto both = [](float v) { return __float2bfloat162_rn(v); };
   const __nv_bfloat162 u = __hmul2(__habs2(*reinterpret_cast<const __nv_bfloat162*>(&pair)), by);

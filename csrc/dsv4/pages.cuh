@@ -17,17 +17,19 @@ struct Pages {
   uint8_t* base;
   int64_t stride;  // bytes from one page to the next
   int block_size;
-  bool vectors;    // whether every page starts at a multiple of 16 bytes
-  Divisor pages;   // slots to pages
+  bool vectors;   // whether every page starts at a multiple of 16 bytes
+  Divisor pages;  // slots to pages
 };
 
 // Checks a cache against its format and number of states a page. `row_bytes` are those of a state in all regions.
 inline Pages pages(const Reader& reader, const char* name, const Operand& cache, int64_t block_size, int64_t format,
                    int64_t row_bytes) {
-  reader.require(block_size > 0 && block_size < (1 << 20), "block_size", "is " + std::to_string(block_size), "pass the states of a page");
+  reader.require(block_size > 0 && block_size < (1 << 20), "block_size", "is " + std::to_string(block_size),
+                 "pass the states of a page");
   const int item = format == kPlain ? 2 : 1;
   const DType wanted = format == kPlain ? DType::bf16 : DType::u8;
-  reader.require(cache.dtype == wanted, name, "has another dtype", format == kPlain ? "plain caches are bfloat16" : "pages are uint8");
+  reader.require(cache.dtype == wanted, name, "has another dtype",
+                 format == kPlain ? "plain caches are bfloat16" : "pages are uint8");
   reader.require(cache.dims == (format == kPlain ? 3 : 2), name, "has another number of dims",
                  format == kPlain ? "pass [blocks, block size, width]" : "pass [blocks, bytes]");
   int64_t held = cache.size[1] * item;
@@ -37,8 +39,10 @@ inline Pages pages(const Reader& reader, const char* name, const Operand& cache,
     held *= cache.size[2];
   }
   reader.require(cache.stride[cache.dims - 1] == 1, name, "is strided within a page", "only the page stride is free");
-  reader.require(held >= block_size * row_bytes, name, "has pages too small for its states", "allocate with dsv4.cache.pages");
-  reader.require(cache.size[0] * block_size <= std::numeric_limits<int32_t>::max(), name, "has more than 2**31 states", "split it");
+  reader.require(held >= block_size * row_bytes, name, "has pages too small for its states",
+                 "allocate with dsv4.cache.pages");
+  reader.require(cache.size[0] * block_size <= std::numeric_limits<int32_t>::max(), name, "has more than 2**31 states",
+                 "split it");
   const auto states = static_cast<uint32_t>(block_size);
   Pages found{cache.as<uint8_t>(), cache.stride[0] * item, static_cast<int>(block_size), false, Divisor(states)};
   found.vectors = (reinterpret_cast<uintptr_t>(found.base) | static_cast<uint64_t>(found.stride)) % 16 == 0;

@@ -5,24 +5,36 @@ namespace {
 
 const char* name_of(DType dtype) {
   switch (dtype) {
-    case DType::u8: return "uint8";
-    case DType::i32: return "int32";
-    case DType::i64: return "int64";
-    case DType::f32: return "float32";
-    case DType::bf16: return "bfloat16";
-    case DType::e4m3: return "float8_e4m3fn";
-    case DType::boolean: return "bool";
-    default: return "of a dtype that no kernel takes";
+    case DType::u8:
+      return "uint8";
+    case DType::i32:
+      return "int32";
+    case DType::i64:
+      return "int64";
+    case DType::f32:
+      return "float32";
+    case DType::bf16:
+      return "bfloat16";
+    case DType::e4m3:
+      return "float8_e4m3fn";
+    case DType::boolean:
+      return "bool";
+    default:
+      return "of a dtype that no kernel takes";
   }
 }
 
 int64_t bytes_of(DType dtype) {
   switch (dtype) {
-    case DType::i64: return 8;
+    case DType::i64:
+      return 8;
     case DType::i32:
-    case DType::f32: return 4;
-    case DType::bf16: return 2;
-    default: return 1;
+    case DType::f32:
+      return 4;
+    case DType::bf16:
+      return 2;
+    default:
+      return 1;
   }
 }
 
@@ -50,7 +62,8 @@ const Operand& Reader::next(const char* name, Types types, Shape shape, int alig
   present(name, one);
   bool known = false;
   for (const DType type : types) known |= type == one.dtype;
-  if (!known) refuse(name, std::string("is ") + name_of(one.dtype), std::string("the kernel takes ") + name_of(*types.begin()));
+  if (!known)
+    refuse(name, std::string("is ") + name_of(one.dtype), std::string("the kernel takes ") + name_of(*types.begin()));
   same_device(name, one);
   if (one.dims != static_cast<int>(shape.size())) {
     refuse(name, "has shape " + shape_of(one), "it takes " + std::to_string(shape.size()) + " dims");
@@ -61,7 +74,8 @@ const Operand& Reader::next(const char* name, Types types, Shape shape, int alig
     if (dim.bound && *dim.bound == kUnbound) *dim.bound = size;
     const int64_t wanted = dim.bound ? *dim.bound : dim.fixed;
     if (size != wanted) {
-      refuse(name, "has shape " + shape_of(one), "dim " + std::to_string(axis) + " is " + std::to_string(wanted) + " here");
+      refuse(name, "has shape " + shape_of(one),
+             "dim " + std::to_string(axis) + " is " + std::to_string(wanted) + " here");
     }
     // Kernels index rows in 32 bits.
     if (size > std::numeric_limits<int32_t>::max()) refuse(name, "has shape " + shape_of(one), "split the call");

@@ -9,9 +9,9 @@ namespace dsv4 {
 
 // A size an argument must have: a number, or a variable that the first argument to name it binds.
 struct Dim {
-  Dim(int64_t fixed) : fixed(fixed) {}  // NOLINT: written as a plain number in lists
-  Dim(int fixed) : fixed(fixed) {}      // NOLINT
-  Dim(int64_t* bound) : bound(bound) {} // NOLINT
+  Dim(int64_t fixed) : fixed(fixed) {}   // NOLINT: written as a plain number in lists
+  Dim(int fixed) : fixed(fixed) {}       // NOLINT
+  Dim(int64_t* bound) : bound(bound) {}  // NOLINT
 
   int64_t fixed = 0;
   int64_t* bound = nullptr;

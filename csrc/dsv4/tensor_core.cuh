@@ -1,11 +1,11 @@
 // Matrix products of 64 rows over shared memory: wgmma where the target has it, mma.sync m16n8k16 elsewhere.
 //
 // A tile is columns of 64 bf16 values, one after the other; a row of a column is 128 bytes, whose 16-byte chunks are
-// permuted by the row's last three bits (the 128-byte swizzle that wgmma reads). The same tile serves as an operand whose k
-// runs along its rows (queries, keys of q.k) and as one whose k runs across them (values of p.v).
+// permuted by the row's last three bits (the 128-byte swizzle that wgmma reads). The same tile serves as an operand
+// whose k runs along its rows (queries, keys of q.k) and as one whose k runs across them (values of p.v).
 //
-// Results lie as both instructions leave them: warp w of four holds rows 16w to 16w+15; lane 4g+c has in register 4t+i of
-// eight columns t: row g (i < 2) or g + 8, column 8t + 2c + i % 2.
+// Results lie as both instructions leave them: warp w of four holds rows 16w to 16w+15; lane 4g+c has in register 4t+i
+// of eight columns t: row g (i < 2) or g + 8, column 8t + 2c + i % 2.
 #pragma once
 #include <cstdint>
 
@@ -17,7 +17,9 @@ namespace dsv4 {
 
 constexpr int kRowBytes = 128;  // of a column
 
-__device__ inline uint32_t shared_address(const void* at) { return static_cast<uint32_t>(__cvta_generic_to_shared(at)); }
+__device__ inline uint32_t shared_address(const void* at) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(at));
+}
 
 // Where a 16-byte chunk of a row lies in a column.
 __device__ inline int swizzled(int row, int chunk) { return row * kRowBytes + ((chunk ^ (row & 7)) << 4); }
@@ -89,16 +91,21 @@ template <bool kTransposed = false>
 __device__ inline void load_matrices(uint32_t (&m)[4], uint32_t address) {
   if constexpr (kTransposed) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"(address)
+                 : "memory");
   } else {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"(address)
+                 : "memory");
   }
 }
 __device__ inline void multiply8(float* s, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 // This warp's sixteen rows of a column, values 16 * step to 16 * step + 15.
 __device__ inline void load_rows(uint32_t (&a)[4], uint32_t column, int first_row, int step) {
