@@ -119,7 +119,11 @@ def _routed_experts(
     """
     flat = experts.flatten().long()
     order = flat.argsort(stable=True)
-    elsewhere, *counts = torch.bincount(flat + 1, minlength=w13.shape[0] + 1).tolist()
+    # Clamped first: a count has as many bins as the largest number, whatever a race has left there.
+    most = w13.shape[0]
+    elsewhere, *counts, beyond = torch.bincount((flat + 1).clamp(0, most + 1), minlength=most + 2).tolist()
+    if beyond:
+        raise IndexError(f"{beyond} of {len(flat)} experts are none of the {most} there are")
     torch.index_select(x, 0, order // experts.shape[1], out=rows)
     start = elsewhere
     for expert, count in enumerate(counts):

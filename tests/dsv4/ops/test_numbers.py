@@ -392,3 +392,11 @@ def test_experts_are_clamped_and_summed_by_weight() -> None:
 def test_pages_in_samples_are_not_empty() -> None:
     """Control of the samples: a cache of zeros would make attention and logits vacuous."""
     assert (packed() != 0).any(1).all()
+
+
+def test_an_expert_that_does_not_exist_is_an_error() -> None:
+    """However large its number is: it takes no memory to count."""
+    chosen = torch.tensor([[0, 2**31 - 1]], dtype=torch.int32)
+    given = torch.ones(1, 4), chosen, torch.ones(1, 2), torch.ones(2, 6, 4), torch.ones(2, 4, 3), 1.0
+    with pytest.raises(IndexError, match="1 of 2 experts are none of the 2"):
+        ops.routed_experts(*given)
