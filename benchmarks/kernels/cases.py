@@ -8,21 +8,10 @@ from typing import Any
 import attrs
 import torch
 
+from benchmarks.kernels.calls import call, compressed, decode, logits, pooled, prefill, save_states, stored, top_k
+from benchmarks.kernels.maker import Call, Maker
 from dsv4.cache.pages import Format
 from dsv4.ops.attention import decode_splits
-from tests.dsv4.cuda.calls import (
-    Call,
-    Maker,
-    call,
-    compressed,
-    decode,
-    logits,
-    pooled,
-    prefill,
-    save_states,
-    stored,
-    top_k,
-)
 
 ROWS = (1, 2, 8, 64, 256, 512, 1023, 2048, 8192)
 KEYS = 640

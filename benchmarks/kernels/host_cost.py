@@ -15,7 +15,8 @@ import torch
 
 from benchmarks.first_run.__main__ import machine
 from benchmarks.first_run.timing import interleaved
-from tests.dsv4.cuda.calls import FAMILIES, Call, call
+from benchmarks.kernels.calls import CALLS, call
+from benchmarks.kernels.maker import Call
 
 ROWS = 2
 BARE = "bare launch"
@@ -56,7 +57,7 @@ def statements(calls: dict[str, Call]) -> tuple[dict[str, str], dict[str, Any]]:
 
 def measured() -> dict[str, Any]:
     """us of each statement, ratios to the bare launch, and the sum over a C4 layer."""
-    calls = {name: call(name, ROWS) for name in FAMILIES}
+    calls = {name: call(name, ROWS) for name in CALLS}
     found, scope = statements(calls)
     with torch.inference_mode():
         taken = interleaved(found, scope, settle=torch.cuda.synchronize, rounds=11, calls=100)

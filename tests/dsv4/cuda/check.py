@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from benchmarks.kernels.maker import Call
 from dsv4.cache.pages import Format, pages_of
-from tests.dsv4.cuda.calls import FAMILIES, Call
+from tests.dsv4.cuda.families import FAMILIES
 
 BYTES = (torch.uint8, torch.float8_e4m3fn)
 

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.kernels.calls import call
+from benchmarks.kernels.maker import Call
 from dsv4.ops import OpError, kernels
-from tests.dsv4.cuda.calls import FAMILIES, Call, call
 from tests.dsv4.cuda.check import same_bits
+from tests.dsv4.cuda.families import FAMILIES
 from workspace.testing import leasecheck
 
 NAMES = sorted(FAMILIES)

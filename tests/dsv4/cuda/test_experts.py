@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.kernels.maker import Call, Maker, made
 from dsv4 import ops
 from dsv4.ops import kernels
-from tests.dsv4.cuda.calls import Call, Maker, made
 from tests.dsv4.cuda.check import _check_near, same_bits
 
 HIDDEN, INNER, EXPERTS = 512, 256, 8

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.kernels.calls import call
 from dsv4.cache.pages import Format
+from dsv4.ops.math import rotated
 from tests.dsv4.cache import encoder
-from tests.dsv4.cuda.calls import FAMILIES, call
 from tests.dsv4.cuda.check import bits, check
+from tests.dsv4.cuda.families import FAMILIES
 from tests.dsv4.ops.samples import OPS
 
 ROWS = (1, 2, 7, 17, 64, 257, 512, 1023, 2048, 8192)
@@ -115,8 +117,6 @@ def test_inserted_bytes_are_the_encoders() -> None:
     made = call("q_norm_rope_kv_insert", 12, "mixed", block=4)
     _, cache = made.run()
     kv, slots, positions, cos_sin = made.inputs[1], made.inputs[3], made.inputs[4], made.inputs[5]
-    from dsv4.ops.math import rotated
-
     rows = rotated(kv.float(), cos_sin[positions]).cpu()
     wanted = torch.zeros_like(cache).cpu()
     for row, slot in enumerate(slots.tolist()):
