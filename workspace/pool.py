@@ -21,6 +21,12 @@ SHELVED_BLOCKS = 4096
 """After so many blocks have gone to shelves all are coalesced, so that a run that meets ever new sizes stays flat in
 host memory."""
 
+LARGE = 8 << 20
+UNCROWDED = 4
+"""A block of at least `LARGE` bytes goes to a shelf only while no more than one byte in `UNCROWDED` of the pool is
+taken, those on shelves included. In a crowded pool it would divide what other large requests need, and the pool would
+grow beyond what was reserved for them; work on so many bytes outlasts the search for a block."""
+
 
 def _by_size(block: Block) -> tuple[int, int, int]:
     return block.nbytes, block.slab.address, block.offset
@@ -51,7 +57,10 @@ class Pool:
 
     # -- shelves ---------------------------------------------------------------------------------------------
     def shelve(self, block: Block, request: Request, stream: Stream) -> None:
-        """Put a block, used last on this stream only, where the same request finds it."""
+        """Put a block, used last on this stream only, where the same request finds it; in a crowded pool, back."""
+        if block.nbytes >= LARGE and self.taken * UNCROWDED > sum(slab.nbytes for slab in self.slabs):
+            self.put(block)
+            return
         self._shelves.add(request.shelve(block, stream))
         self._shelved += 1
         if self._shelved > SHELVED_BLOCKS:
