@@ -20,12 +20,8 @@ class WorkspaceConfig:
     """
 
     strategy: str = setting("caching", "the name of a strategy", "who places the bytes of a lease", bool)
-    allow_unsafe: bool = setting(
-        False, "true or false", "consent to a strategy that does not keep scratch intact"
-    )
-    micro_batches: int = setting(
-        1, "an integer of at least 1", "slots of a lane that may be live at once", at_least(1)
-    )
+    allow_unsafe: bool = setting(False, "true or false", "consent to a strategy that does not keep scratch intact")
+    micro_batches: int = setting(1, "an integer of at least 1", "slots of a lane that may be live at once", at_least(1))
     policy: Literal["fence,grow", "grow,fence", "fence", "grow"] = setting(
         "fence,grow",
         "'fence,grow', 'grow,fence', 'fence' or 'grow'",
@@ -61,13 +57,9 @@ class WorkspaceConfig:
         "captures the library did not begin: refused, or asked for at each acquire",
     )
     allow_grad: bool = setting(False, "true or false", "lend scratch while autograd records")
-    strict_streams: bool = setting(
-        False, "true or false", "count every stream seen at work as a user of a lease"
-    )
+    strict_streams: bool = setting(False, "true or false", "count every stream seen at work as a user of a lease")
     poison: bool = setting(False, "true or false", "debugging: fill released bytes with a pattern")
-    guard: Bytes = setting(
-        0, "a size of 0 bytes or more", "debugging: band around each lease, bytes", at_least(0)
-    )
+    guard: Bytes = setting(0, "a size of 0 bytes or more", "debugging: band around each lease, bytes", at_least(0))
     trace: Path | None = setting(None, "a path, or none", "file that receives one line per request")
     statistics: bool = setting(False, "true or false", "count requests, fences and growths")
     limit: Bytes | None = setting(

@@ -24,9 +24,7 @@ def intact(bench: Bench, tensors: list[object]) -> None:
         bench.expect(bench.copy(tensor), 200 + number % 50)
 
 
-def survives(
-    bench: Bench, ws: Workspace, replay: Callable[[], None], copy: Copy, value: int, nbytes: int
-) -> None:
+def survives(bench: Bench, ws: Workspace, replay: Callable[[], None], copy: Copy, value: int, nbytes: int) -> None:
     """Eager leases and foreign tensors of the captured size live through a replay, and the replay is right."""
     with ws.lease(BLOCK, N=nbytes) as lease, ws.lease(OTHER, N=nbytes) as other:
         bench.fill(lease.data, 101)

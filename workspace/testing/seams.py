@@ -117,9 +117,7 @@ SEAMS: dict[str, Seam] = {
     "lane.enter": Seam("a replay's wait for the footprint's last uses", ((Lane, "enter", _nothing),)),
     "lane.leave": Seam("a replay becoming the footprint's last use", ((Lane, "leave", _nothing),)),
     "lane.begin": Seam("the refusal of replays that interleave in one lane", ((Lane, "begin", _nothing),)),
-    "footprint": Seam(
-        "a graph's hold on the bytes captured in it", ((Lane, "in_use", property(_always(False))),)
-    ),
+    "footprint": Seam("a graph's hold on the bytes captured in it", ((Lane, "in_use", property(_always(False))),)),
     "keep_held": Seam("a graph's hold on leases of before its capture", ((Capture, "keep_held", _nothing),)),
     "pin": Seam("a graph's hold on bytes declared used in its capture", ((Pinnable, "pin", _nothing),)),
     "rollback": Seam("what a failed capture claimed going back", ((Lane, "rollback", _nothing),)),
