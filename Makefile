@@ -18,13 +18,16 @@ SOURCES = $(wildcard workspace dsv4 benchmarks examples tests)
 
 ifdef NO_INSTALL
 RUN = $(PYTHON)
-READY = workspace.egg-info/entry_points.txt
+READY = workspace.egg-info/entry_points.txt build/steady_path.stamp
 LINT_READY = $(READY)
 else
 RUN = $(VENV)/bin/python
 READY = $(VENV)/.ready
 LINT_READY = $(VENV)/.lint-ready
 endif
+
+# The steady path in C++; without a compiler its Python form runs.
+STEADY_PATH = setup.py $(wildcard csrc/workspace/*)
 
 .PHONY: sweep test lint bench proof clean
 
@@ -46,14 +49,14 @@ proof: $(READY)
 	$(RUN) -m benchmarks.proof $(PROOF_ARGS)
 
 clean:
-	rm -rf $(VENV) build workspace.egg-info sweep-results
+	rm -rf $(VENV) build workspace.egg-info sweep-results workspace/_native.*.so
 
 # A torch of the base interpreter is used where it is in range, so that a GPU machine keeps its own build.
 $(VENV)/bin/python:
 	if $(PYTHON) -c "$(TORCH_IN_RANGE)" 2>/dev/null; then $(PYTHON) -m venv --system-site-packages $(VENV); \
 	else $(PYTHON) -m venv $(VENV); fi
 
-$(VENV)/.ready: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.ready: pyproject.toml $(STEADY_PATH) | $(VENV)/bin/python
 	$(RUN) -c "$(TORCH_IN_RANGE)" 2>/dev/null || $(RUN) -m pip install -q '$(TORCH)'
 	$(RUN) -m pip install -q -e '.[test]'
 	touch $@
@@ -65,6 +68,11 @@ $(VENV)/.lint-ready: pyproject.toml | $(VENV)/.ready
 # Entry points are found through this folder when the package is not installed.
 workspace.egg-info/entry_points.txt: pyproject.toml
 	$(RUN) -c "import setuptools; setuptools.setup()" -q egg_info
+	touch $@
+
+# In the working tree, where nothing is installed.
+build/steady_path.stamp: $(STEADY_PATH)
+	DSV4_KERNELS=off $(RUN) setup.py -q build_ext --inplace
 	touch $@
 
 define TORCH_IN_RANGE

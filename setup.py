@@ -1,8 +1,11 @@
-"""Builds the CUDA kernels beside the Python package, where nvcc and a CUDA build of PyTorch are there.
+"""Builds what is not Python: the steady path in C++, where a compiler is there, and the CUDA kernels, where nvcc and a
+CUDA build of PyTorch are.
 
 `pip install .` does, and `python setup.py build_ext --inplace` for a checkout. Where something is missing the package
 is built without them, and a line on stderr says what. Environment:
 
+CXX
+    The C++ compiler.
 DSV4_KERNELS
     `require`: fail, naming what is missing, and build against a CPU PyTorch's headers, too. `off`: leave them out.
 DSV4_CUDA_ARCHS
@@ -29,7 +32,23 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).parent
 SOURCES = sorted(one for one in (ROOT / "csrc" / "dsv4").iterdir() if one.suffix in (".cpp", ".cu"))
 ARCHS = os.environ.get("DSV4_CUDA_ARCHS", "80 90a").split()
+STEADY_PATH = Extension(
+    "workspace._native",
+    sorted(str(one.relative_to(ROOT)) for one in (ROOT / "csrc" / "workspace").glob("*.cpp")),
+    depends=sorted(str(one.relative_to(ROOT)) for one in (ROOT / "csrc" / "workspace").glob("*.h")),
+    extra_compile_args=["-std=c++17", "-O2", "-fvisibility=hidden"],
+    language="c++",
+    optional=True,  # the Python form does the same
+)
 FLAGS = ["-std=c++20", "-O3", "-DUSE_CUDA", "-DPy_LIMITED_API=0x030b0000", "-Xcompiler", "-fPIC,-fvisibility=hidden"]
+
+
+def _use_what_compiles() -> None:
+    """Name the compiler that is there, where the one that built this Python is not."""
+    for variable, name in (("CC", "cc"), ("CXX", "c++")):
+        built_with = (sysconfig.get_config_var(variable) or name).split()[0]
+        if variable not in os.environ and not shutil.which(built_with) and shutil.which(name):
+            os.environ[variable] = name
 
 
 def nvcc() -> str | None:
@@ -63,10 +82,15 @@ def missing() -> str:
     return ""
 
 
-class BuildKernels(build_ext):
-    """nvcc for every source, then one link against libtorch, whose CUDA part is only looked up when loaded."""
+class Build(build_ext):
+    """The C++ extension as usual. The kernels by nvcc, source by source, and one link against libtorch, whose CUDA part
+    is only looked up when loaded.
+    """
 
     def build_extension(self, ext: Extension) -> None:
+        if ext is STEADY_PATH:
+            super().build_extension(ext)
+            return
         torch_path, objects = torch_folder(), Path(self.build_temp)
         objects.mkdir(parents=True, exist_ok=True)
         includes = [f"{torch_path}/include", sysconfig.get_path("include")]
@@ -92,10 +116,11 @@ def _run(command: list[str]) -> None:
         raise SystemExit(f"{' '.join(command)}\n{done.stderr}\nthe CUDA kernels do not build; see the error above")
 
 
+_use_what_compiles()
 reason = missing() if os.environ.get("DSV4_KERNELS") != "off" else "DSV4_KERNELS is off"
 if reason and os.environ.get("DSV4_KERNELS") == "require":
     raise SystemExit(f"the CUDA kernels cannot be built: {reason}")
 if reason:
     print(f"workspace is built without the CUDA kernels: {reason}", file=sys.stderr)
 kernels = Extension("dsv4._kernels", [str(one.relative_to(ROOT)) for one in SOURCES], py_limited_api=True)
-setup(ext_modules=[] if reason else [kernels], cmdclass={"build_ext": BuildKernels})
+setup(ext_modules=[STEADY_PATH] if reason else [STEADY_PATH, kernels], cmdclass={"build_ext": Build})

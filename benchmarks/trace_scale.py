@@ -8,10 +8,10 @@ and at the end.
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import os
 import time
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,15 @@ STEPS = 10_000
 STRATEGIES = ("caching", "event_fenced", "per_stream", "upstream", "unfenced")
 
 
-class Placeholder:
-    """A tensor that is not there: an address of its own while it lives, and a size."""
+class Placeholder(int):
+    """A tensor that is not there: the number of its bytes, with an address of its own while it lives."""
 
-    __slots__ = ("nbytes",)
+    __slots__ = ()
 
-    def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
+    @property
+    def nbytes(self) -> int:
+        """The bytes."""
+        return int(self)
 
     def data_ptr(self) -> int:
         """An address no other placeholder has."""
@@ -44,7 +46,7 @@ class CountingDevice(TimedDevice):
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, stream: int | None = None) -> Any:
         """A placeholder."""
         self.counters["alloc"] += 1
-        return Placeholder(math.prod(shape) * dtype.itemsize)
+        return Placeholder(prod(shape) * dtype.itemsize)
 
 
 def figures() -> list[Figure]:

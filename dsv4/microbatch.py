@@ -18,6 +18,9 @@ Range = tuple[int, int]
 
 ByLease = tuple[tuple[int, tuple[str, ...]], ...]
 
+Fetch = tuple[tuple[int, tuple[str, ...], Callable[[dict[str, Any]], tuple[Any, ...]] | None], ...]
+"""The same, with a getter of all the tensors where there are several."""
+
 RANGES_KEPT = 64
 """Byte ranges a launch remembers, by the addresses of its leases."""
 
@@ -117,9 +120,10 @@ class MicroBatch:
         touched = by_lease(op.reads), by_lease(op.writes)
         places = sorted({place for place, _ in touched[0] + touched[1] if place})
         key_of = itemgetter(0, *places) if places else itemgetter(0)
-        bases, launch, label = self.bases, self._launch, op.label
+        bases, launch, label, tensors = self.bases, self._launch, op.label, self._tensors
         known: dict[Any, tuple[Any, Any]] = {}
         present: dict[int, tuple[ByLease, ByLease]] = {}
+        fetches: dict[int, tuple[Fetch, Fetch]] = {}
 
         def run() -> None:
             key = key_of(bases)
@@ -129,14 +133,17 @@ class MicroBatch:
                 if stage not in present:
                     if len(present) >= RANGES_KEPT:
                         present.clear()
-                    present[stage] = self._present(touched[0]), self._present(touched[1])
-                reads, writes = present[stage]
-                if all(bases[place] for place in places):
+                        fetches.clear()
+                    reads, writes = self._present(touched[0]), self._present(touched[1])
+                    present[stage], fetches[stage] = (reads, writes), (fetch(reads), fetch(writes))
+                if not places or 0 not in key:
                     if len(known) >= RANGES_KEPT:
                         known.clear()
+                    reads, writes = present[stage]
                     found = known[key] = self._ranges(reads), self._ranges(writes)
                 else:
-                    found = self._tensors(reads), self._tensors(writes)
+                    fetch_reads, fetch_writes = fetches[stage]
+                    found = tensors(fetch_reads), tensors(fetch_writes)
             launch(label, found[0], found[1])
 
         return run
@@ -235,20 +242,31 @@ class MicroBatch:
                 found.append((start, base + end - start))
         return tuple(found)
 
-    def _tensors(self, touched: ByLease) -> list[Any]:
+    def _tensors(self, fetched: Fetch) -> list[Any]:
         """Tensors that come from the allocator, made by their first use on that use's stream."""
         found: list[Any] = []
-        for place, names in touched:
-            known = self._single[place]
-            if names[0] in known and (len(names) == 1 or all(name in known for name in names)):
-                found += [known[name] for name in names]
-            else:
-                found += self._allocated(place, names)
+        single = self._single
+        for place, names, several in fetched:
+            known = single[place]
+            if several is None:
+                name = names[0]
+                tensor = known.get(name)
+                if tensor is None:
+                    tensor = known[name] = self._leases[place].allocate(name)[0]
+                found.append(tensor)
+                continue
+            if names[0] in known:
+                try:
+                    found += several(known)
+                    continue
+                except KeyError:
+                    pass  # one of the others is missing still
+            found += self._allocated(place, names)
         return found
 
     def _allocated(self, place: int, names: tuple[str, ...]) -> list[Any]:
         tensors = self._leases[place].allocate(*names)
-        self._single[place].update(zip(names, tensors, strict=True))
+        self._single[place].update(zip(names, tensors))  # noqa: B905  (as many as were named)
         return tensors
 
 
@@ -259,3 +277,8 @@ def by_lease(names: tuple[str, ...]) -> ByLease:
         lease, tensor = name.split(".")
         found.setdefault(PLACE.get(lease, 0), []).append(tensor)
     return tuple((place, tuple(tensors)) for place, tensors in found.items())
+
+
+def fetch(touched: ByLease) -> Fetch:
+    """Tensors by lease, made ready to be taken from a dict."""
+    return tuple((place, names, itemgetter(*names) if len(names) > 1 else None) for place, names in touched)

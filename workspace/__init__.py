@@ -1,6 +1,6 @@
 """Scratch allocation on GPUs as a setting: one interface for model code, strategies chosen in config."""
 
-from workspace import errors
+from workspace import errors, native
 from workspace.config import LoadedConfig, WorkspaceConfig, load_config
 from workspace.create import create
 from workspace.errors import WorkspaceError
@@ -26,5 +26,6 @@ __all__ = [
     "create",
     "errors",
     "load_config",
+    "native",
     "spec",
 ]

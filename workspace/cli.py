@@ -70,8 +70,8 @@ def _overrides(context: click.Context, parameter: click.Parameter, pairs: tuple[
 @click.option("--config", "file", type=click.Path(path_type=Path), help="TOML file with the settings.")
 @click.option("--set", "overrides", multiple=True, callback=_overrides, metavar="KEY=VALUE")
 def config(file: Path | None, overrides: dict[str, str]) -> None:
-    """Show each setting, its value and where the value comes from."""
-    from workspace import registry
+    """Show each setting, its value and where the value comes from, and which form of the steady path runs."""
+    from workspace import native, registry
 
     loaded = load_config(file, overrides=overrides, override_source="command line")
     for name in {loaded.config.strategy, *loaded.config.owners.values()}:
@@ -82,6 +82,7 @@ def config(file: Path | None, overrides: dict[str, str]) -> None:
         shown = Text("none" if value is None or value == {} else str(value))
         table.add_row(key, shown, Text(loaded.sources[key]), field.metadata["about"])
     _console().print(table)
+    _console().print(f"\nThe steady path runs in {native.form()}.", highlight=False)
 
 
 @main.command()

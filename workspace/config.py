@@ -76,6 +76,9 @@ class WorkspaceConfig:
     )
 
 
+_NO_SETTINGS = ("WORKSPACE_CONFIG", "WORKSPACE_NATIVE")
+"""Variables that name no setting of one workspace: the file, and the process's form of the steady path."""
+
 FIELDS: dict[str, Any] = {field.name: field for field in attrs.fields(WorkspaceConfig)}
 
 
@@ -117,7 +120,7 @@ def load_config(
     if chosen is not None:
         found += [(key, key, str(chosen), value) for key, value in _table(Path(chosen)).items()]
     for variable in sorted(env):
-        if variable.startswith("WORKSPACE_") and variable != "WORKSPACE_CONFIG":
+        if variable.startswith("WORKSPACE_") and variable not in _NO_SETTINGS:
             key = variable.removeprefix("WORKSPACE_").lower()
             found.append((key, variable, f"environment {variable}", env[variable]))
     found += [(key, key, override_source, value) for key, value in (overrides or {}).items()]

@@ -135,8 +135,8 @@ class LazyLease(Lease):
                 self._tensors = None
                 del self.held[self]
                 self._give_back({self.stream.id: timeline.clocks.epoch[self.stream.id]})
-        else:
-            super().__exit__(kind, error, trace)
+        elif self._state >= PLAIN:
+            self._release()
 
     def _give_back(self, uses: Uses) -> None:
         homes, self._homes = self._homes, {}

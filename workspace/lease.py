@@ -229,8 +229,12 @@ class Lease(Pinnable):
     @property
     def address(self) -> int:
         """First byte of the lease's block (0 when ops allocate what they return)."""
-        self._check("address")
-        return self._block.address + self.request.start(self._block.address) if self._block else 0
+        if self._state < PLAIN:
+            self._check("address")
+        if self._block is None:
+            return 0
+        address = self._block.address
+        return address + self.request.start(address)
 
     # -- declared uses ---------------------------------------------------------------------------------------
     def use(self, stream: object) -> None:
@@ -418,7 +422,7 @@ def _tensor(name: str, position: int) -> Any:
         return Lease.__dict__[SLOTS[position]]
 
     def get(self: Lease) -> Any:
-        if self.released:
+        if self._state < PLAIN:
             raise self._released(name)
         return (self._tensors if self._state == FULL else self._block.lent)[position]  # type: ignore[index,union-attr]
 

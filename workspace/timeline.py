@@ -49,6 +49,12 @@ class Timeline:
         What the graphs that exist pin.
     """
 
+    __slots__ = (
+        "__weakref__", "_begun", "_by_id", "_named", "_pid", "_spent", "_starting", "_streams", "busy", "captures",
+        "clocks", "current_key", "deferred", "driver", "explanations", "fences", "finished", "lock", "opening", "pins",
+        "query_captures", "refusal", "state",
+    )  # fmt: skip
+
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
         self.clocks = Clocks()

@@ -7,6 +7,30 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.workspace.forms import BOTH, running
+
+IN_BOTH_FORMS = {
+    "test_event", "test_fork", "test_hostile", "test_interrupted", "test_lease", "test_process", "test_scratch_machine",
+    "test_slot", "test_threads",
+}  # fmt: skip
+"""What the steady path in C++ takes part in; `test_native` runs everything on the Python form, too."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.module.__name__.rpartition(".")[2] in IN_BOTH_FORMS:
+        metafunc.parametrize("form", BOTH, indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def form(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The form of the steady path, where a test is run on both."""
+    chosen = getattr(request, "param", None)
+    if chosen is None:
+        yield
+    else:
+        with running(chosen):
+            yield
+
 
 @pytest.fixture(autouse=True)
 def _no_autograd() -> Iterator[None]:

@@ -194,12 +194,16 @@ def test_a_call_that_fails_teaches_the_clocks_nothing(monkeypatch: pytest.Monkey
 
 
 class MergesBeforeWait(Timeline):
+    __slots__ = ()
+
     def wait(self, event: Any, stream: Any) -> None:
         self.clocks.wait(stream.id, event.covered)
         super().wait(event, stream)
 
 
 class TicksAfterRecord(Timeline):
+    __slots__ = ()
+
     def record(self, stream: Any, event: Any = None) -> Any:
         event = event or self.new_event()
         self.driver.record(event.handle, stream.key)

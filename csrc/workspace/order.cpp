@@ -1,0 +1,124 @@
+#include "order.h"
+
+namespace workspace {
+
+namespace {
+
+// A dict's value, or the KeyError that Python raises.
+Ref needed(const Ref& dict, const Ref& key) {
+  Ref found = item(dict, key);
+  if (!found && !PyErr_Occurred()) PyErr_SetObject(PyExc_KeyError, key ? key.get() : Py_None);
+  return found;
+}
+
+// -1 with an exception set.
+int less(const Ref& a, const Ref& b) { return PyObject_RichCompareBool(a.get(), b.get(), Py_LT); }
+
+// Keeps the larger epoch of each stream, in place.
+bool merge(const Ref& into, const Ref& other) {
+  PyObject *stream, *epoch;
+  for (Py_ssize_t at = 0; PyDict_Next(other.get(), &at, &stream, &epoch);) {
+    const Ref key = Ref::of(stream), value = Ref::of(epoch), known = item(into, key);
+    if (!known && PyErr_Occurred()) return false;
+    const int later = known ? less(known, value) : 1;
+    if (later < 0 || (later && PyDict_SetItem(into.get(), key.get(), value.get()))) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+Order::Order(const Ref& timeline)
+    : timeline_(Ref::of(timeline.get())),
+      driver_(parts.timeline_.driver.get(timeline)),
+      clocks_(parts.timeline_.clocks.get(timeline)),
+      by_key_(parts.timeline_.streams.get(timeline)) {}
+
+Ref Order::current() {
+  const Ref ask = parts.timeline_.current_key.get(timeline_);
+  return ask ? item(by_key_, call(ask)) : Ref();
+}
+
+Ref Order::epoch(const Ref& stream) { return needed(parts.clocks_.epoch.get(clocks_), parts.stream_.id.get(stream)); }
+
+// An error of the driver is noted before it goes on. False for the caller to return.
+bool Order::failed() {
+  if (PyErr_ExceptionMatches(parts.driver_error)) {
+    Ref error = taken_error();
+    if (call_method(names._note, timeline_.get(), error.get())) raise(std::move(error));
+  }
+  return false;
+}
+
+// Calls the driver's record or wait. False with an exception set.
+bool Order::enqueue(PyObject* verb, const Ref& event, const Ref& stream) {
+  const Ref handle = parts.event_.handle.get(event), key = parts.stream_.key.get(stream);
+  if (!handle || !key) {
+    PyErr_SetString(PyExc_TypeError, "an event or a stream of the timeline is none");
+    return false;
+  }
+  return call_method(verb, driver_.get(), handle.get(), key.get()) || failed();
+}
+
+Ref Order::record(const Ref& stream) {
+  Ref event = parts.stream_.last.get(stream);
+  if (event.is(Py_None)) {
+    event = call_method(names.new_event, timeline_.get());
+    if (!event) return Ref();
+    parts.stream_.last.set(stream.get(), Ref::of(event.get()));
+  }
+  // Before the device's record: a use stamped by another thread in between carries the next epoch.
+  const Ref id = parts.stream_.id.get(stream), epochs = parts.clocks_.epoch.get(clocks_);
+  Ref epoch = needed(epochs, id);
+  if (!epoch) return Ref();
+  const Ref seen = needed(parts.clocks_.seen.get(clocks_), id);
+  if (!seen) return Ref();
+  Ref covered(PyDict_Copy(seen.get()));
+  if (!covered || PyDict_SetItem(covered.get(), id.get(), epoch.get())) return Ref();
+  const long long value = PyLong_AsLongLong(epoch.get());
+  if (value == -1 && PyErr_Occurred()) return Ref();
+  const Ref next(PyLong_FromLongLong(value + 1));
+  if (!next || PyDict_SetItem(epochs.get(), id.get(), next.get())) return Ref();
+  if (!enqueue(names.record, event, stream)) return Ref();
+  parts.event_.covered.set(event.get(), std::move(covered));
+  parts.event_.epoch.set(event.get(), std::move(epoch));
+  return event;
+}
+
+bool Order::wait(const Ref& event, const Ref& stream) {
+  return enqueue(names.wait, event, stream) && learn(parts.stream_.id.get(stream), parts.event_.covered.get(event));
+}
+
+bool Order::learn(const Ref& id, const Ref& covered) {
+  const Ref seen = needed(parts.clocks_.seen.get(clocks_), id);
+  if (!seen) return false;
+  const Ref last_waits = parts.clocks_.waited.get(clocks_), waited = needed(last_waits, id);
+  if (!waited) return false;
+  Ref own = item(covered, id);
+  if (!own && !PyErr_Occurred()) own = Ref(PyLong_FromLong(0));
+  if (!own) return false;
+  const int older = less(own, waited);
+  if (older < 0) return false;
+  // An event that comes after all this stream has waited for knows at least as much: nothing to compare.
+  if (older ? !merge(seen, covered) : PyDict_Update(seen.get(), covered.get()) != 0) return false;
+  const Ref epoch = needed(parts.clocks_.epoch.get(clocks_), id);
+  return epoch && PyDict_SetItem(last_waits.get(), id.get(), epoch.get()) == 0;
+}
+
+int Order::ordered(const Ref& stream, const Ref& used, const Ref& epoch) {
+  const int same = PyObject_RichCompareBool(stream.get(), used.get(), Py_EQ);
+  if (same != 0) return same;
+  const Ref seen = needed(parts.clocks_.seen.get(clocks_), stream);
+  if (!seen) return -1;
+  const Ref host = parts.clocks_.host.get(clocks_);
+  for (const Ref* known : {&seen, &host}) {
+    const Ref to = item(*known, used);
+    if (!to && PyErr_Occurred()) return -1;
+    if (!to) continue;  // epochs begin at 1: what is not seen comes after no use
+    const int earlier = less(to, epoch);
+    if (earlier <= 0) return earlier < 0 ? -1 : 1;
+  }
+  return 0;
+}
+
+}  // namespace workspace

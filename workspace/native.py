@@ -1,0 +1,117 @@
+"""The two forms of the steady path: methods in Python, which are the reference, and in C++, where they are built.
+
+The C++ methods (``csrc/workspace``) keep their state in the slots of the Python classes, do the steady case only, and
+leave every other to the Python method they stand in for; so does each of them while a method that it calls inline is
+not what it was. ``WORKSPACE_NATIVE=0`` keeps to the Python form, ``1`` refuses to do without the other.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+import torch
+
+from workspace.block import Block, Slab
+from workspace.clocks import Clocks
+from workspace.errors import ConfigError, DriverError, WorkspaceError
+from workspace.fork import Branch, Fork
+from workspace.holding import Held, Holding
+from workspace.layout import Extent, Layout
+from workspace.lazy import LazyLease
+from workspace.lease import FORKED, IDLE, PLAIN, Lease
+from workspace.request import Request
+from workspace.slot import Slot
+from workspace.strategies.caching import Caching
+from workspace.strategies.upstream import Upstream
+from workspace.streams import Event, Stream
+from workspace.timeline import Timeline
+from workspace.workspace import Workspace
+
+_GIVEN: dict[str, Any] = {
+    **{
+        one.__name__: one
+        for one in (
+            *(Block, Branch, Caching, Clocks, Event, Extent, Fork, Holding, Layout, LazyLease, Lease, Request, Slab),
+            *(Slot, Stream, Timeline, Upstream, Workspace, DriverError, WorkspaceError),
+        )
+    },
+    "IDLE": IDLE,
+    "PLAIN": PLAIN,
+    "FORKED": FORKED,
+    "modes": torch._C._len_torch_dispatch_stack,
+    "grad_enabled": torch.is_grad_enabled,
+}
+
+_INLINED: dict[type, str] = {
+    Timeline: "current record wait in_progress all_of of",
+    Clocks: "record wait ordered",
+    Fork: "__init__ _enclose _join _still_held _encloses branches_of",
+    Branch: "__init__",
+    Held: "acquired_inside forks_around _behind",
+    Lease: "forked unforked of",
+    LazyLease: "forked unforked _receive _make _keep _give_back",
+    Request: "start positions",
+    Caching: "place fresh received returned unordered",
+    Upstream: "place fresh received returned",
+}
+
+
+_BUILD = "build it with a C++ compiler: python setup.py build_ext --inplace"
+
+
+def _bound() -> dict[tuple[type, str], Any]:
+    """The methods in C++; none where they are not built, or not wanted."""
+    wanted = os.environ.get("WORKSPACE_NATIVE", "")
+    if wanted not in ("", "0", "1"):
+        raise ConfigError(f"WORKSPACE_NATIVE={wanted}", "write 0 for the Python form, 1 to demand the one in C++")
+    if wanted == "0":
+        return {}
+    try:
+        from workspace import _native
+
+        return _native.bind(_GIVEN, [(owner, name) for owner, names in _INLINED.items() for name in names.split()])
+    except (ImportError, AttributeError, KeyError, TypeError) as error:
+        stale = not isinstance(error, ImportError)
+        problem = f"the C++ form {'was built for other sources' if stale else 'cannot be loaded'}: {error}"
+        if wanted:
+            raise ConfigError(f"WORKSPACE_NATIVE=1, and {problem}", _BUILD) from error
+        if stale:
+            warnings.warn(f"{problem}; {_BUILD}", RuntimeWarning, stacklevel=2)
+        return {}
+
+
+_NATIVE = _bound()
+_PYTHON = {(owner, name): owner.__dict__[name] for owner, name in _NATIVE}
+_form = "Python"
+
+
+def built() -> bool:
+    """Whether there is a form in C++."""
+    return bool(_NATIVE)
+
+
+def form() -> str:
+    """The form that runs, ``"C++"`` or ``"Python"``."""
+    return _form
+
+
+def use(native: bool) -> None:
+    """Choose the form, for all workspaces of the process and also for leases that are held.
+
+    Raises
+    ------
+    ConfigError
+        The form in C++ is asked for and not built.
+    """
+    global _form
+    if native and not _NATIVE:
+        raise ConfigError("the form in C++ is not built", _BUILD)
+    for (owner, name), method in (_NATIVE if native else _PYTHON).items():
+        setattr(owner, name, method)
+    _form = "C++" if native else "Python"
+
+
+if _NATIVE:
+    use(True)
