@@ -115,16 +115,21 @@ def reduced(config: ModelConfig, layers: int | None = None, experts: int | None 
     """
     layers = config.num_hidden_layers if layers is None else layers
     experts = config.n_routed_experts if experts is None else experts
-    problems = [
-        f"{what}={wanted!r} of a model that has {there}; it must be 1 to {there}"
-        for what, wanted, there in (
-            ("layers", layers, config.num_hidden_layers),
-            ("experts", experts, config.n_routed_experts),
+    most, least, every = config.num_hidden_layers, config.num_experts_per_tok, config.n_routed_experts
+    problems = []
+    if type(layers) is not int or not 1 <= layers <= most:
+        problems.append(f"layers={layers!r} of a model that has {most}; it must be 1 to {most}")
+    if type(experts) is not int or not least <= experts <= every:
+        problems.append(
+            f"experts={experts!r} of a model that has {every}, and sends each token to {least}; "
+            f"it must be {least} to {every}"
         )
-        if type(wanted) is not int or not 1 <= wanted <= there
-    ]
     if problems:
-        raise listed("the reduced model", problems)
+        raise listed(
+            "the reduced model",
+            problems,
+            f"choose --layers from 1 to {most} and --experts from {least} to {every}, or leave them out for all",
+        )
     ratios = config.compress_ratios
     return attrs.evolve(
         config,
@@ -140,14 +145,39 @@ MAY_BE_ZERO = frozenset(
 )
 
 
+MOST = 2**20
+"""Of a size that is not among `BOUNDS`: every dimension and count of the family is far below."""
+
+BOUNDS = {
+    "num_hidden_layers": 512,
+    "num_nextn_predict_layers": 16,
+    "n_routed_experts": 2048,
+    "n_shared_experts": 64,
+    "hc_mult": 64,
+    "hc_sinkhorn_iters": 1000,
+    "vocab_size": 2**24,
+    "bos_token_id": 2**24,
+    "eos_token_id": 2**24,
+    "max_position_embeddings": 2**30,
+}
+"""Most of what is counted out (a name each tensor, a step each iteration) or indexed: a damaged file asks for more."""
+
+
 def wrong_type(value: object, kind: object) -> str | None:
     """What is wrong with a value's type, None when nothing is."""
     if kind is float:
-        sound = isinstance(value, int | float) and type(value) is not bool and math.isfinite(value)
+        sound = isinstance(value, int | float) and type(value) is not bool and _finite(value)
         return None if sound else f"must be a finite number, not {value!r}"
     if kind in (int, bool, str):
         return None if type(value) is kind else f"must be {kind.__name__}, not {value!r}"
     return None
+
+
+def _finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer that no float holds
+        return False
 
 
 def check(values: Mapping[str, Any]) -> Iterator[str]:
@@ -162,7 +192,8 @@ def check(values: Mapping[str, Any]) -> Iterator[str]:
         else:
             problem = wrong_type(value, kind)
             if problem is None and kind in (int, float):
-                problem = _range(value, name in MAY_BE_ZERO)
+                most = BOUNDS.get(name, MOST) if kind is int else math.inf
+                problem = _range(value, name in MAY_BE_ZERO, most)
         if problem:
             # A relation between values is only worth reporting when the values themselves are sound.
             del sound[name]
@@ -170,7 +201,9 @@ def check(values: Mapping[str, Any]) -> Iterator[str]:
     yield from _relations(sound)
 
 
-def _range(value: float, may_be_zero: bool) -> str | None:
+def _range(value: float, may_be_zero: bool, most: float) -> str | None:
+    if value > most:
+        return f"is {value}; it must be {most} or less"
     if value > 0 or (value == 0 and may_be_zero):
         return None
     return f"is {value}; it must be {'0 or more' if may_be_zero else 'above 0'}"

@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from dsv4.config import CHOICES, FIELDS, REQUIRED, ModelConfig, RopeScaling, check
+from dsv4.config import CHOICES, FIELDS, MOST, REQUIRED, ModelConfig, RopeScaling, check
 from dsv4.errors import ModelConfigError, listed
 from dsv4.presets import PRESETS
 
@@ -60,6 +60,10 @@ def load(path: str | Path) -> ModelConfig:
         keys = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelConfigError(f"{file}: {error.strerror}", "pass a readable config.json", path=str(file)) from error
+    except RecursionError as error:
+        raise ModelConfigError(
+            f"{file} is nested too deeply to be read", "pass the model's config.json", path=str(file)
+        ) from error
     except ValueError as error:
         raise ModelConfigError(
             f"{file} is not JSON: {error}", "pass the model's config.json", path=str(file)
@@ -97,6 +101,9 @@ def _missing(values: Mapping[str, Any], keys: Mapping[str, Any]) -> Iterator[str
 
 def _contradictions(keys: Mapping[str, Any]) -> Iterator[str]:
     """What one spelling says and the other denies, and what only transformers' spelling can say."""
+    for name, kind in (("layer_types", list), ("mlp_layer_types", list), ("compress_rates", dict)):
+        if keys.get(name) is not None and not isinstance(keys[name], kind):
+            yield f"{name} must be {'a list' if kind is list else 'an object'}, not {keys[name]!r}"
     types, ratios = keys.get("layer_types"), keys.get("compress_ratios")
     if isinstance(types, list) and isinstance(ratios, list):
         said = [RATIO_OF_LAYER_TYPE.get(str(one)) for one in types]
@@ -118,7 +125,9 @@ def _contradictions(keys: Mapping[str, Any]) -> Iterator[str]:
     if isinstance(main, dict) and main.get("rope_type", "default") != "default":
         yield f"rope_parameters.main is of type {main['rope_type']!r}; layers without a compressor use plain RoPE"
     share, width, part = (keys.get(name) for name in ("partial_rotary_factor", "head_dim", "qk_rope_head_dim"))
-    if isinstance(share, float) and type(width) is int and type(part) is int and int(width * share) != part:
+    if isinstance(share, float) and not 0 < share <= 1:
+        yield f"partial_rotary_factor is {share}; it must be above 0, and 1 or less"
+    elif type(part) is int and _rotary(keys) not in (None, part):
         yield f"partial_rotary_factor={share} of head_dim={width} is not qk_rope_head_dim={part}"
 
 
@@ -127,18 +136,16 @@ def _translate(keys: Mapping[str, Any], problems: list[str]) -> Iterator[tuple[s
     for name in FIELDS.keys() & keys.keys() - {"rope_scaling"}:
         yield name, keys[name]
     if "compress_ratios" not in keys and "layer_types" in keys:
-        types = keys["layer_types"]
-        unknown = [one for one in types if str(one) not in RATIO_OF_LAYER_TYPE] if isinstance(types, list) else [types]
+        types = keys["layer_types"] if isinstance(keys["layer_types"], list) else []
+        unknown = [one for one in types if str(one) not in RATIO_OF_LAYER_TYPE]
         if unknown:
             problems.append(f"layer_types holds {unknown[0]!r}; known are {', '.join(RATIO_OF_LAYER_TYPE)}")
-        else:
+        elif isinstance(keys["layer_types"], list):
             yield "compress_ratios", [RATIO_OF_LAYER_TYPE[one] for one in types]
     if "num_hash_layers" not in keys and isinstance(keys.get("mlp_layer_types"), list):
         yield "num_hash_layers", keys["mlp_layer_types"].count("hash_moe")
-    if "qk_rope_head_dim" not in keys and type(keys.get("head_dim")) is int:
-        share = keys.get("partial_rotary_factor")
-        if isinstance(share, float):
-            yield "qk_rope_head_dim", int(keys["head_dim"] * share)
+    if "qk_rope_head_dim" not in keys and (rotary := _rotary(keys)) is not None:
+        yield "qk_rope_head_dim", rotary
     if "topk_method" not in keys:
         yield "topk_method", CHOICES["topk_method"][0]
     scaling = keys.get("rope_scaling", _nested_scaling(keys))
@@ -146,6 +153,14 @@ def _translate(keys: Mapping[str, Any], problems: list[str]) -> Iterator[tuple[s
         yield "rope_scaling", _scaling(scaling, problems)
     elif "rope_scaling" in keys:
         yield "rope_scaling", None
+
+
+def _rotary(keys: Mapping[str, Any]) -> int | None:
+    """Dims that RoPE rotates, in transformers' spelling; None where it is not used, or is not sound."""
+    share, width = keys.get("partial_rotary_factor"), keys.get("head_dim")
+    if not isinstance(share, float) or not 0 < share <= 1 or type(width) is not int or not 0 < width <= MOST:
+        return None
+    return int(width * share)
 
 
 def _nested_scaling(keys: Mapping[str, Any]) -> Any:

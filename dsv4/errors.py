@@ -26,12 +26,11 @@ class RunError(WorkspaceError, ValueError):
     """A run was asked for in a combination that does not exist."""
 
 
-def listed(what: str, problems: list[str]) -> ModelConfigError:
+CORRECT = "correct the keys above; `dsv4.presets` holds two valid configs"
+
+
+def listed(what: str, problems: list[str], remedy: str = CORRECT) -> ModelConfigError:
     """One error for all problems of one config."""
     count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
     text = "".join(f"\n  - {problem}" for problem in problems)
-    return ModelConfigError(
-        f"{what} has {count}:{text}",
-        "correct the keys above; `dsv4.presets` holds two valid configs",
-        problems=problems,
-    )
+    return ModelConfigError(f"{what} has {count}:{text}", remedy, problems=problems)

@@ -136,6 +136,17 @@ def test_one_error_lists_every_problem() -> None:
         ({"mlp_layer_types": ["hash_moe"] * 2}, "has 2 of 'hash_moe', and num_hash_layers is 3"),
         ({"rope_parameters": {"main": {"rope_type": "yarn"}}}, "rope_parameters.main is of type 'yarn'"),
         ({"layer_types": [{}] * 43, "mlp_layer_types": [[]]}, "'hash_moe' for the first layers, then"),
+        ({"layer_types": {"a": 1}}, "layer_types must be a list, not {'a': 1}"),
+        ({"compress_ratios": ..., "layer_types": {"a": 1}}, "layer_types must be a list, not {'a': 1}"),
+        ({"mlp_layer_types": {"a": 1}}, "mlp_layer_types must be a list, not {'a': 1}"),
+        ({"compress_rates": [4]}, "compress_rates must be an object, not [4]"),
+        ({"num_nextn_predict_layers": 10**7}, "num_nextn_predict_layers is 10000000; it must be 16 or less"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; it must be 512 or less"),
+        ({"n_routed_experts": 10**7}, "n_routed_experts is 10000000; it must be 2048 or less"),
+        ({"vocab_size": 10**12}, "vocab_size is 1000000000000; it must be 16777216 or less"),
+        ({"hidden_size": 2**20 + 1}, "hidden_size is 1048577; it must be 1048576 or less"),
+        ({"rope_theta": 10**400}, "rope_theta must be a finite number"),
+        ({"partial_rotary_factor": float("inf")}, "partial_rotary_factor is inf; it must be above 0, and 1 or less"),
         ({"partial_rotary_factor": 0.25}, "partial_rotary_factor=0.25 of head_dim=512 is not qk_rope_head_dim=64"),
     ],
 )
@@ -162,8 +173,17 @@ def test_more_than_there_is_cannot_be_left(wanted: dict[str, int]) -> None:
 
 
 def test_a_token_needs_its_experts() -> None:
-    with pytest.raises(ModelConfigError, match="num_experts_per_tok=6 is above n_routed_experts=4"):
-        reduced(FLASH, experts=4)
+    """The remedy names the options and what each may be; six experts are enough."""
+    with pytest.raises(ModelConfigError, match="experts=4 .* each token to 6; it must be 6 to 256") as refused:
+        reduced(FLASH, layers=99, experts=4)
+    assert len(refused.value.problems) == 2
+    assert "--layers from 1 to 43 and --experts from 6 to 256" in refused.value.remedy
+    assert reduced(FLASH, experts=6).n_routed_experts == 6
+
+
+def test_the_largest_sizes_are_taken() -> None:
+    """A bound is the last value that is taken."""
+    assert attrs.evolve(FLASH, n_routed_experts=2048, num_nextn_predict_layers=16, hidden_size=2**20)
 
 
 def test_a_config_built_by_hand_is_checked_too() -> None:
@@ -171,7 +191,11 @@ def test_a_config_built_by_hand_is_checked_too() -> None:
         attrs.evolve(FLASH, o_groups=7)
 
 
-@pytest.mark.parametrize("text", ["", "[1, 2]", '{"model_type": "deepseek_v3"}', "{}"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "[1, 2]", '{"model_type": "deepseek_v3"}', "{}", "[" * 100_000, '{"a": ' * 100_000],
+    ids=lambda text: text[:12],
+)
 def test_a_foreign_file_is_a_typed_error(text: str, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(text)

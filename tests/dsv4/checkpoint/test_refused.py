@@ -192,7 +192,7 @@ def test_more_layers_or_experts_than_there_are(tmp_path: Path) -> None:
     with pytest.raises(ModelConfigError, match="layers=5 of a model that has 4") as refused:
         Checkpoint(tmp_path, layers=5, experts=0)
     assert len(refused.value.problems) == 2
-    with pytest.raises(ModelConfigError, match="num_experts_per_tok=3 is above n_routed_experts=2"):
+    with pytest.raises(ModelConfigError, match="experts=2 of a model that has 8, and sends each token to 3"):
         Checkpoint(tmp_path, experts=2)
 
 
