@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dsv4.serve.errors import TokenizerError
-from dsv4.serve.tokenizer import ByteTokenizer, Text, Tokenizer
+from dsv4.serve.tokenizer import ByteTokenizer, Text, Tokenizer, utf8
 
 FILE = "tokenizer.json"
 
@@ -40,6 +40,7 @@ class FolderTokenizer:
         self._tokenizer = tokenizer
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
+        utf8(text)  # the package's own error names neither the text nor the character
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
     def text(self) -> Text:

@@ -23,10 +23,26 @@ class Tokenizer(Protocol):
     """What turns prompts into tokens, and tokens into text."""
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Token ids of a text, with those that begin every prompt of the model unless `special` is False."""
+        """Token ids of a text, with those that begin every prompt of the model unless `special` is False.
+
+        Raises `RequestError` when the text has a lone surrogate.
+        """
 
     def text(self) -> Text:
         """A new text, empty."""
+
+
+def utf8(text: str) -> bytes:
+    """A text's bytes. Raises `RequestError` for a lone surrogate, as a shell's bytes that are no UTF-8 become."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        near = text[max(0, error.start - 20) : error.start + 20]
+        raise RequestError(
+            f"the text {near!r} is no Unicode: {text[error.start]!r} is not a character",
+            "pass a text in UTF-8",
+            text=text,
+        ) from error
 
 
 def single(tokenizer: Tokenizer, text: str) -> int:
@@ -47,7 +63,7 @@ class ByteTokenizer:
     vocabulary = SPECIAL + 256
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        return [byte + SPECIAL for byte in text.encode()]
+        return [byte + SPECIAL for byte in utf8(text)]
 
     def text(self) -> Text:
         return ByteText()

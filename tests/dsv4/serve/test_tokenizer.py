@@ -82,6 +82,16 @@ def test_a_stop_text_is_one_token_without_what_begins_a_prompt(folder: Path) -> 
             single(tokenizer, "€")
 
 
+def test_a_text_that_is_no_unicode_is_refused_by_value(folder: Path) -> None:
+    """A byte of a shell that is no UTF-8 arrives as a lone surrogate; its neighbours alone are taken."""
+    for tokenizer in (ByteTokenizer(), tokenizer_of(folder)[0]):
+        for refuse in (tokenizer.encode, lambda text, own=tokenizer: single(own, text)):
+            with pytest.raises(RequestError, match=r"'a\\udcffb' is no Unicode") as refused:
+                refuse("a\udcffb")
+            assert refused.value.fields["text"] == "a\udcffb"
+        assert tokenizer.encode("ab")
+
+
 def test_a_folder_without_a_tokenizer_says_that_bytes_are_used(tmp_path: Path) -> None:
     tokenizer, message = tokenizer_of(tmp_path)
     assert isinstance(tokenizer, ByteTokenizer)
