@@ -17,6 +17,9 @@ from dsv4.scheduler import Request
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 
+MOST_TOKENS = 2**31 - 1
+"""Of a prompt or a generation: what a position in 32 bits can count."""
+
 PERCENTS = (0, 1, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 98, 99, 99.9, 100)
 CONTEXT_TOKENS = (
     2, 29, 181, 207, 387, 403, 703, 1020, 1071, 1130, 1315, 2734, 4083, 4098, 4142, 6179, 14050,
@@ -69,8 +72,10 @@ def _time(path: str | Path, number: int, text: str) -> datetime:
 
 
 def _tokens(path: str | Path, number: int, text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise _refused(path, number, text, "a token count is an integer of 1 or more")
+    # Digits are counted first: int() takes only so many, with an error of its own.
+    plain = text.isascii() and text.isdigit() and len(text) <= len(str(MOST_TOKENS))
+    if not plain or not 1 <= int(text) <= MOST_TOKENS:
+        raise _refused(path, number, text, f"a token count is an integer of 1 or more, up to {MOST_TOKENS}")
     return int(text)
 
 

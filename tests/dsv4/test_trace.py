@@ -8,7 +8,8 @@ import pytest
 
 from dsv4.errors import TraceError
 from dsv4.scheduler import Request
-from dsv4.trace import HEADER, generate, read
+from dsv4.serve.load import scaled
+from dsv4.trace import HEADER, MOST_TOKENS, generate, read
 
 REAL = Path(__file__).parents[3] / "shared" / "data" / "AzureLLMInferenceTrace_conv.csv"
 
@@ -88,12 +89,27 @@ def test_a_file_gives_its_requests(tmp_path: Path) -> None:
         ((*LINES, "2023-11-16 18:15:52.0000000,5,"), 4, "an integer of 1 or more"),
         ((*LINES, "2023-11-16 18:15:52.0000000,0,6"), 4, "an integer of 1 or more"),
         ((*LINES, "2023-11-16 18:15:52.0000000,-5,6"), 4, "an integer of 1 or more"),
+        ((*LINES, "2023-11-16 18:15:52.0000000,many,6"), 4, "'many': a token count is an integer"),
+        ((*LINES, "2023-11-16 18:15:52.0000000,nan,6"), 4, "'nan': a token count is an integer"),
+        ((*LINES, f"2023-11-16 18:15:52.0000000,5,{MOST_TOKENS + 1}"), 4, "'2147483648': .*up to 2147483647"),
+        ((*LINES, f"2023-11-16 18:15:52.0000000,{'9' * 400},6"), 4, "'9{80}': .*up to 2147483647"),
+        ((*LINES, f"2023-11-16 18:15:52.0000000,5,{'9' * 5000}"), 4, "'9{80}': .*up to 2147483647"),
     ],
+    ids=lambda value: str(value)[-40:],
 )
 def test_a_bad_line_is_named(tmp_path: Path, lines: tuple[str, ...], line: int, rule: str) -> None:
     with pytest.raises(TraceError, match=f"line {line}: .*{rule}") as refused:
         read(write(tmp_path, *lines))
     assert refused.value.fields["line"] == line
+
+
+def test_the_largest_counts_are_read_and_can_be_served_shortened(tmp_path: Path) -> None:
+    """The bound is one that lengths can be divided at."""
+    requests = read(write(tmp_path, *LINES, f"2023-11-16 18:15:52.0000000,{MOST_TOKENS},{MOST_TOKENS}"))
+    assert requests[-1].prompt_tokens == requests[-1].new_tokens == MOST_TOKENS
+    shorter, factor = scaled(requests, 64)
+    assert factor == 2 * MOST_TOKENS / 64
+    assert [(one.prompt_tokens, one.new_tokens) for one in shorter] == [(1, 1), (1, 1), (32, 32)]
 
 
 def test_an_unreadable_file_is_a_typed_error(tmp_path: Path) -> None:
