@@ -17,6 +17,10 @@ ENVIRONMENT = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """What `group` needs besides WORLD_SIZE; ``torchrun`` sets all of them."""
 
 
+MOST_RANKS = 9999
+"""Far above what can share a model; a larger WORLD_SIZE is a slip."""
+
+
 @attrs.frozen
 class Ranks:
     """This process among those that share a model; a process on its own is rank 0 of 1.
@@ -85,9 +89,9 @@ def group(device: str = "cpu", environment: Mapping[str, str] = os.environ) -> R
     Raises
     ------
     ParallelError
-        The environment is incomplete, or the host has no GPU for this rank.
+        The environment is incomplete, a number in it is none or out of range, or the host has no GPU for this rank.
     """
-    size = int(environment.get("WORLD_SIZE", "1"))
+    size = _number(environment, "WORLD_SIZE", 1, MOST_RANKS) if "WORLD_SIZE" in environment else 1
     if size == 1:
         return Ranks(0, 1, torch.device(device))
     missing = [name for name in ENVIRONMENT if name not in environment]
@@ -96,14 +100,29 @@ def group(device: str = "cpu", environment: Mapping[str, str] = os.environ) -> R
             f"WORLD_SIZE is {size}, and {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set",
             f"start the ranks with `torchrun --nproc-per-node {size} -m dsv4 ...`",
         )
-    rank, local = int(environment["RANK"]), int(environment["LOCAL_RANK"])
+    rank, local = (_number(environment, name, 0, size - 1) for name in ("RANK", "LOCAL_RANK"))
+    port = _number(environment, "MASTER_PORT", 1, 65535)
     own = torch.device(device)
     if own.type == "cuda":
         own = _gpu(local)
-    where = f"tcp://{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
+    where = f"tcp://{environment['MASTER_ADDR']}:{port}"
     backend = "nccl" if own.type == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=where, rank=rank, world_size=size)
     return Ranks(rank, size, own)
+
+
+def _number(environment: Mapping[str, str], name: str, least: int, most: int) -> int:
+    text = environment[name]
+    # Digits are counted first: int() takes only so many, with an error of its own.
+    plain = text.isascii() and text.isdigit() and len(text) <= len(str(most))
+    if not plain or not least <= int(text) <= most:
+        raise ParallelError(
+            f"{name}={text[:80]!r} is no integer from {least} to {most}",
+            "start the ranks with `torchrun`, which sets it, or unset WORLD_SIZE for a process on its own",
+            name=name,
+            value=text,
+        )
+    return int(text)
 
 
 def _gpu(local: int) -> torch.device:

@@ -27,11 +27,31 @@ def test_an_incomplete_environment_names_what_is_missing() -> None:
     assert "torchrun --nproc-per-node 2" in refused.value.remedy
 
 
+WHOLE = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "bounds"),
+    [
+        *(("WORLD_SIZE", value, "1 to 9999") for value in ("two", "", "0", "-2", "2.0", "9" * 5000)),
+        *(("RANK", value, "0 to 1") for value in ("first", "", "2", "-1")),
+        *(("LOCAL_RANK", value, "0 to 1") for value in ("x", "2", "-1")),
+        *(("MASTER_PORT", value, "1 to 65535") for value in ("http", "0", "65536", "-1")),
+    ],
+    ids=lambda value: value[:12],
+)
+def test_a_number_of_the_environment_that_is_none_is_named(name: str, value: str, bounds: str) -> None:
+    """Before anything is joined."""
+    with pytest.raises(ParallelError, match=f"{name}='{value[:80]}' is no integer from {bounds}") as refused:
+        group("cpu", WHOLE | {name: value})
+    assert refused.value.fields["value"] == value
+    assert not torch.distributed.is_initialized()
+
+
 def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    whole = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
     with pytest.raises(ParallelError, match="local rank 1 has no GPU: this host has 1"):
-        group("cuda", whole)
+        group("cuda", WHOLE)
 
 
 @pytest.mark.parametrize(
