@@ -10,13 +10,16 @@ import attrs
 import torch
 
 from dsv4.errors import RequestError
+from dsv4.serve.errors import StepError
 
 
 @attrs.frozen
 class Sampling:
     """What a request asks for.
 
-    The n-th token depends on the logits, the settings and (seed, n) alone: not on the requests beside it.
+    The n-th token depends on the logits, the settings and (seed, n) alone. The logits, in turn, do not depend on the
+    requests beside it in float32. In bfloat16, or with packed caches, a step of another shape rounds differently, so
+    that other requests beside it may change its tokens.
 
     Attributes
     ----------
@@ -80,10 +83,25 @@ RULES: dict[str, tuple[Callable[..., bool], str, str]] = {
 
 
 def choose(logits: torch.Tensor, sampling: Sampling, index: int) -> int:
-    """The request's token number `index` (from 0), of logits [V] in the host's memory."""
+    """The request's token number `index` (from 0), of logits [V] in the host's memory.
+
+    Raises
+    ------
+    StepError
+        No token is likeliest: a logit is NaN or infinite, or all are minus infinity.
+    """
+    largest = float(logits.max())  # NaN if one of them is
+    if not math.isfinite(largest):
+        raise StepError(
+            f"the largest logit of token {index} is {largest}: it says nothing about the next token",
+            "look for what made it in the weights, or in the model's precision",
+            index=index,
+            largest=largest,
+        )
     if sampling.temperature == 0:
         return int(logits.argmax())
-    probabilities = (logits.double() / sampling.temperature).softmax(0)
+    # The largest becomes 0 before the division, which no temperature makes infinite.
+    probabilities = ((logits.double() - largest) / sampling.temperature).softmax(0)
     # Stable, so that equal probabilities keep the order of their ids.
     ordered, ids = probabilities.sort(descending=True, stable=True)
     reached = ordered.cumsum(0)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from dsv4.errors import RequestError
+from dsv4.serve.errors import StepError
 from dsv4.serve.sampling import Sampling, choose
 
 LOGITS = torch.tensor([0.0, 2.0, 1.0, -1.0, 2.0])
@@ -55,6 +56,30 @@ def test_a_seed_and_a_place_decide_the_draw() -> None:
     tokens = [[choose(LOGITS, Sampling(temperature=1.0, seed=seed), i) for i in range(40)] for seed in (1, 1, 2)]
     assert tokens[0] == tokens[1] != tokens[2]
     assert len(set(tokens[0])) > 1
+
+
+@pytest.mark.parametrize("temperature", (1e-3, 1e-300, 1e-310, 5e-324))
+@pytest.mark.parametrize("logits", ([0.0, 3.0, 1.0], [5.0, 3.0, 1.0], [-9.0, -8.0, float("-inf")]), ids=str)
+def test_a_tiny_temperature_takes_the_largest_logit(temperature: float, logits: list[float]) -> None:
+    """Also one that no logit can be divided by."""
+    largest = logits.index(max(logits))
+    assert counted(20, torch.tensor(logits), temperature=temperature) == {largest: 20}
+
+
+@pytest.mark.parametrize("temperature", (0.0, 1e-310, 1.0))
+@pytest.mark.parametrize(
+    ("logits", "says"),
+    [
+        ([float("nan")] * 4, "is nan"),
+        ([1.0, float("nan"), 2.0], "is nan"),
+        ([1.0, float("inf")], "is inf"),
+        ([float("-inf")] * 3, "is -inf"),
+    ],
+    ids=str,
+)
+def test_logits_without_a_largest_one_are_refused(temperature: float, logits: list[float], says: str) -> None:
+    with pytest.raises(StepError, match=f"largest logit of token 3 {says}"):
+        choose(torch.tensor(logits), Sampling(temperature=temperature), 3)
 
 
 @pytest.mark.parametrize(
