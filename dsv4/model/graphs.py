@@ -16,15 +16,13 @@ from dsv4.errors import RunError
 from dsv4.model.context import Context
 from dsv4.model.decoder import Decoder, Outcome, outcome
 from dsv4.model.forward import Forward
+from dsv4.model.graph_metadata import padding_of, persist_metadata
 from dsv4.model.metadata import Padding, metadata
 from dsv4.model.reserve import lane_of, persist_results, suffix_of
-from dsv4.model.upload import Buffer, size
+from dsv4.model.upload import Buffer
 from dsv4.options import Options
 from dsv4.scheduler import Rows
 from workspace import Slot
-
-GATHERED_BYTES = 256
-"""What the gathers of one prefill request take at most, beside 4 bytes a row: six short arrays."""
 
 
 @attrs.frozen(eq=False)
@@ -64,15 +62,10 @@ class Graphs:
             self._persist(suffix_of(index))
 
     def _persist(self, suffix: str) -> None:
-        decoder, limit = self._decoder, self.sizes[-1]
-        most = attrs.evolve(self._padding(limit), decode=min(limit, decoder.engine.max_num_seqs))
-        nbytes = size(self._metadata((), {}, dummy(limit, decoder.shard, decoder.engine), most))
-        nbytes += len(set(decoder.caches.kinds)) * (4 * limit + GATHERED_BYTES * most.requests)
-        with decoder.ws.on(decoder.main):
-            memory = decoder.ws.persistent(f"metadata{suffix}", (-(-nbytes // 256) * 256,), torch.uint8)
-        self._buffer = Buffer(memory)
-        results = persist_results(decoder.ws, decoder.shard, decoder.precision, limit, suffix)
-        self._residual, self._hidden = results
+        decoder = self._decoder
+        given = decoder.ws, decoder.shard, decoder.precision
+        self._buffer = Buffer(persist_metadata(*given, decoder.engine, self._options, suffix))
+        self._residual, self._hidden = persist_results(*given, self.sizes[-1], suffix)
 
     def fitting(self, batch: Batch) -> int:
         """Size of the smallest graph that takes a batch; 0: none does, and it runs eagerly."""
@@ -88,7 +81,8 @@ class Graphs:
         decoder, ws = self._decoder, self._decoder.ws
         if not tokens or tokens in self._buckets:
             return
-        batch, padding = dummy(tokens, decoder.shard, decoder.engine), self._padding(tokens)
+        batch = dummy(tokens, decoder.shard, decoder.engine)
+        padding = padding_of(tokens, decoder.engine, self._options)
         with ws.slot(micro_batch=self._index), ws.on(decoder.main):
             if getattr(ws.device, "type", "") == "cuda":
                 torch.cuda.current_blas_handle()  # made now: a thread's first product cannot be captured
@@ -119,11 +113,6 @@ class Graphs:
         for bucket in self._buckets.values():
             bucket.graph.release()
         self._buckets = {}
-
-    def _padding(self, tokens: int) -> Padding:
-        engine = self._decoder.engine
-        decode = tokens if self._options.mode == "full" else None
-        return Padding(tokens, min(tokens, engine.max_num_seqs), engine.max_model_len, decode)
 
     def _metadata(self, rows: Sequence[Rows], contexts: Mapping[int, Context], batch: Batch, padding: Padding) -> Any:
         return metadata(rows, contexts, self._decoder.caches, batch, self._decoder.engine, padding)

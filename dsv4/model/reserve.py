@@ -9,6 +9,7 @@ import torch
 from dsv4.batch import MAX_LOGITS_BYTES, bound
 from dsv4.config import LayerKind
 from dsv4.engine import Engine
+from dsv4.model.graph_metadata import persist_metadata
 from dsv4.model.precision import Precision
 from dsv4.model.scratch import draft_entry, experts_layout, stage_layouts
 from dsv4.options import Options
@@ -26,8 +27,8 @@ def reserve(
 ) -> int:
     """Make what decoders keep, declare the scratch of a run and reserve it; the bytes the workspace then holds.
 
-    Where the framework's allocator places each tensor, what was declared stands for what it will hold. Metadata of
-    graphs, which comes later, is not counted: a few bytes a token and block.
+    Where the framework's allocator places each tensor, what was declared stands for what it will hold. Nothing else
+    is kept later: a runner finds its persistent tensors here, metadata of graphs included.
 
     Parameters
     ----------
@@ -37,8 +38,11 @@ def reserve(
     sizes, kept = options.sizes(engine), 0
     for index in range(options.micro_batches):
         chosen = persist(ws, shard, engine, suffix_of(index))
-        results = persist_results(ws, shard, precision, sizes[-1], suffix_of(index)) if sizes else ()
-        kept += sum(one.nbytes for one in (chosen, *results) if one is not None)
+        kept += chosen.nbytes if chosen is not None else 0
+        if sizes:
+            results = persist_results(ws, shard, precision, sizes[-1], suffix_of(index))
+            read = persist_metadata(ws, shard, precision, engine, options, suffix_of(index))
+            kept += sum(one.nbytes for one in (*results, read))
     declare(ws, shard, precision, engine, draft=draft)
     for index in range(options.micro_batches if sizes else 0):
         declare_graphs(ws, shard, precision, engine, options.region, sizes[-1], lane_of(index))

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 import workspace
-from dsv4.model.presets import MIXED
-from dsv4.model.reserve import declare
-from tests.dsv4.model.made import ENGINE, EXACT, context, decoder, prompt, step
+from dsv4.cache.caches import Caches
+from dsv4.engine import Engine
+from dsv4.model.execution import Execution
+from dsv4.model.presets import MIXED, TINY
+from dsv4.model.reserve import declare, reserve
+from dsv4.model.runner import Runner
+from dsv4.options import Options
+from tests.dsv4.model.made import ENGINE, EXACT, blocks_for, context, decoder, prompt, step
+from workspace import simulated
 from workspace.errors import CapacityError
 
 
@@ -37,6 +45,33 @@ def test_reserved_scratch_never_grows(strategy: str) -> None:
     ws.lock()
     largest_steps(ws)
     assert ws.snapshot().growths == 0
+
+
+@pytest.mark.parametrize("mode", ("full", "narrow", "overflow"))
+def test_a_runner_with_graphs_keeps_no_byte_that_was_not_reserved(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two micro-batches at a long context, whose tables are not small: all that lives on is in what `reserve` said."""
+    engine = Engine(max_num_batched_tokens=64, max_num_seqs=32, max_model_len=4096)
+    options, made = Options(mode=mode, micro_batches=2), Execution()
+    kept: dict[str, int] = {}
+    persistent = workspace.Workspace.persistent
+
+    def noted(ws: workspace.Workspace, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
+        found = persistent(ws, name, shape, dtype)
+        kept[name] = found.nbytes
+        return found
+
+    monkeypatch.setattr(workspace.Workspace, "persistent", noted)
+    with simulated.Device(memory="host", execution="deferred") as device:
+        ws = workspace.create("event_fenced", device=device, micro_batches=2)
+        held = reserve(ws, made.shard, made.precision, engine, options)
+        reserved = dict(kept)
+        assert held == sum(reserved.values()) + ws.snapshot().reserved
+        caches = [Caches(TINY, made.precision.storage, blocks_for(TINY, 4096)) for _ in range(2)]
+        Runner(ws, made.shard, made.precision, engine, made.weights, caches, options).close()
+    assert kept == reserved
+    # A row of the table of C4 states alone has an entry for 4 tokens of the context.
+    rows = min(options.sizes(engine)[-1], engine.max_num_seqs)
+    assert reserved["metadata"] == reserved["metadata.1"] > rows * 4096 // 4 * 4
 
 
 def test_without_a_reservation_a_locked_workspace_refuses() -> None:

@@ -17,6 +17,7 @@ from dsv4.serve.errors import BudgetError
 from dsv4.serve.sampling import Sampling
 from dsv4.serve.server import Server
 from tests.dsv4.serve.made import ENGINE, OPTIONS, generated, prompt, tiny
+from workspace import Workspace
 from workspace.errors import UnknownStrategy, WorkspaceError
 
 PROMPTS = [prompt(length, seed) for seed, length in enumerate((30, 130, 7, 61, 100))]
@@ -91,15 +92,37 @@ def _enough(workspace: int) -> int:
     return workspace + int(str(fields["caches"]))
 
 
-@pytest.mark.parametrize("strategy", ("event_fenced", "caching"))
-def test_workspace_and_caches_stay_within_their_memory(strategy: str, alone: list[list[int]]) -> None:
-    """The workspace is locked: it never grows, and what is on loan at once was declared."""
-    with tiny(strategy=strategy, memory=60 << 20) as one:
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"strategy": "event_fenced"},
+        {"strategy": "caching"},
+        {"run": Options(mode="narrow", micro_batches=2), "device": "simulated"},
+    ],
+    ids=str,
+)
+def test_workspace_and_caches_stay_within_their_memory(
+    changed: dict[str, Any], alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The workspace is locked: it never grows, what is on loan at once was declared, and what is kept is counted."""
+    kept: dict[str, int] = {}
+    persistent = Workspace.persistent
+
+    def noted(ws: Workspace, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
+        assert name in kept or not ws.locked, f"{name} is made behind the lock"
+        found = persistent(ws, name, shape, dtype)
+        kept[name] = found.nbytes
+        return found
+
+    monkeypatch.setattr(Workspace, "persistent", noted)
+    with tiny(memory=60 << 20, **changed) as one:
         assert together(one) == alone
         snapshot = one.workspace.snapshot()
         assert one.workspace_bytes + one.cache_bytes <= 60 << 20
         assert one.workspace.locked and snapshot.growths == 0
         assert 0 < snapshot.peak_allocated <= one.workspace_bytes
+        assert snapshot.reserved + sum(kept.values()) <= one.workspace_bytes
+        assert ("metadata.1" in kept) == ("run" in changed)
 
 
 @pytest.mark.parametrize(
