@@ -22,6 +22,14 @@ class RequestError(WorkspaceError, ValueError):
     """A request or a step was refused; the other requests are not affected."""
 
 
+class NoRoom(RequestError):
+    """No request finds blocks; `request`, the oldest one, is to end so that the others can go on."""
+
+    def __init__(self, problem: str, remedy: str = "", *, request: int, **fields: object) -> None:
+        super().__init__(problem, remedy, request=request, **fields)
+        self.request = request
+
+
 class RunError(WorkspaceError, ValueError):
     """A run was asked for in a combination that does not exist."""
 

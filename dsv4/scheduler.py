@@ -12,7 +12,7 @@ from typing import Protocol
 
 import attrs
 
-from dsv4.errors import RequestError
+from dsv4.errors import NoRoom, RequestError
 
 
 @attrs.frozen
@@ -221,7 +221,8 @@ class Scheduler:
     def step(self) -> Step | None:
         """The next step; None when nothing waits or runs. Its tokens count as computed from here on.
 
-        Only rows with drafts wait for `verified`. Raises `RequestError` when not even one request finds room.
+        Only rows with drafts wait for `verified`. Raises `NoRoom` when no request finds any; nothing was computed then,
+        and a later call begins anew.
         """
         rows: dict[int, Rows] = {}
         evicted = self.evictions
@@ -231,9 +232,14 @@ class Scheduler:
             self._start(rows)
         if not rows:
             if self._known:
-                raise RequestError(
-                    f"{self.unfinished} requests are unfinished and none finds room, not even alone",
-                    "give back blocks that are held elsewhere, or cancel the requests",
+                oldest = next(iter(self._running), None)
+                if oldest is None:
+                    oldest = self._waiting[0].id
+                raise NoRoom(
+                    f"request {oldest} finds no room for its next rows, nor does any behind it "
+                    f"({self.unfinished} unfinished here)",
+                    "give back the blocks that are held elsewhere, as by another server of the model, or cancel it",
+                    request=oldest,
                 )
             return None
         for one in rows.values():

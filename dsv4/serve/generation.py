@@ -6,6 +6,7 @@ import enum
 
 import attrs
 
+from dsv4.errors import NoRoom
 from dsv4.model.context import Context
 from dsv4.serve.errors import StepError
 from dsv4.serve.sampling import Sampling
@@ -20,7 +21,7 @@ class Finish(enum.StrEnum):
     """Its last token is a stop token."""
     CANCELLED = "cancelled"
     ERROR = "error"
-    """A step with its rows failed; `Generation.error` says how."""
+    """A step with its rows failed, or it found no room; `Generation.error` says how."""
 
 
 @attrs.define(eq=False)
@@ -33,6 +34,8 @@ class Generation:
         Its number in the scheduler.
     finish
         None while it waits or runs.
+    error
+        What ended it, where `finish` is `Finish.ERROR`.
     drafts
         Guesses for its next tokens, which its next step verifies.
     """
@@ -42,7 +45,7 @@ class Generation:
     context: Context
     prompt_tokens: int
     finish: Finish | None = None
-    error: StepError | None = None
+    error: StepError | NoRoom | None = None
     drafts: list[int] = attrs.field(factory=list)
 
     @property

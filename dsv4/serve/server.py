@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from itertools import count
 
 import attrs
 
 from dsv4.cache.errors import CacheFull
-from dsv4.errors import RequestError
+from dsv4.errors import NoRoom, RequestError
 from dsv4.model.context import Context
 from dsv4.scheduler import Request, Rows, Scheduler
 from dsv4.serve.drafting import Acceptance, guess
@@ -29,6 +29,10 @@ class Delivery:
 
 class Server:
     """Serves requests, one step at a time, in the thread that calls it.
+
+    In float32 a request's tokens do not depend on the requests beside it. In bfloat16, or with packed caches, a step of
+    another shape rounds differently: whether others run beside it, prompts come in other chunks or tokens are guessed
+    may then change its tokens.
 
     Parameters
     ----------
@@ -101,37 +105,50 @@ class Server:
         for generation in list(self._live.values()):
             self.cancel(generation)
 
-    def stream(self, generation: Generation) -> Iterator[int]:
+    def stream(self, generation: Generation) -> Generator[int, None, None]:
         """A request's tokens, those it has first; steps are run, for all requests, until there is another.
+
+        A reader that stops early cancels the request, whose blocks come back: by ``close()`` of the iterator, by an
+        error in its loop, or by dropping the iterator. To read on later, keep the iterator; to let the request run on
+        unread, call `step` instead. An iterator that was never read from cancels nothing.
 
         Raises
         ------
         StepError
             At the end, where a step of the request failed.
+        NoRoom
+            At the end, where the request found no blocks.
         """
         given = 0
-        while generation.finish is None or given < generation.generated:
-            new = generation.context.tokens[generation.prompt_tokens + given :]
-            given += len(new)
-            yield from new
-            if not new:
-                self.step()
+        try:
+            while generation.finish is None or given < generation.generated:
+                new = generation.context.tokens[generation.prompt_tokens + given :]
+                given += len(new)
+                yield from new
+                if not new:
+                    self.step()
+        finally:
+            self.cancel(generation)
         if generation.error is not None:
             raise generation.error
 
     def step(self) -> list[Delivery]:
         """Run one step of the model for every request that can take part; nothing when there is none.
 
-        Where it fails, its requests end with a `StepError`, and their blocks are given back.
+        Where it fails, its requests end with a `StepError`, and their blocks are given back. Where no request finds
+        blocks, because another server's requests hold them, the oldest one ends with `NoRoom`; the others go on.
         """
-        step = self._scheduler.step()
+        try:
+            step = self._scheduler.step()
+        except NoRoom as error:
+            self._end(self._live[error.request], Finish.ERROR, error)
+            return []
         if step is None:
             return []
         try:
             return self._run(step.rows)
         except BaseException as error:
-            failed = StepError(f"a step of the model failed: {error}", "see the cause; submit the request again")
-            failed.__cause__ = error
+            failed = _failed(error)
             for one in step.rows:
                 if one.request in self._live:
                     self._end(self._live[one.request], Finish.ERROR, failed)
@@ -178,10 +195,20 @@ class Server:
         if finish:
             self._end(generation, finish)
 
-    def _end(self, generation: Generation, finish: Finish, error: StepError | None = None) -> None:
+    def _end(self, generation: Generation, finish: Finish, error: StepError | NoRoom | None = None) -> None:
         if generation.id in self._scheduler:
             self._scheduler.cancel(generation.id)
         generation.context.free()
         generation.drafts.clear()
         generation.finish, generation.error = finish, error
         del self._live[generation.id]
+
+
+def _failed(cause: BaseException) -> StepError:
+    """What a step's requests end with."""
+    if isinstance(cause, StepError):
+        return cause
+    text = f"{type(cause).__name__}: {cause}".removesuffix(": ")
+    failed = StepError(f"a step of the model failed: {text}", "see the cause; submit the request again")
+    failed.__cause__ = cause
+    return failed

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsv4.errors import RequestError
+from dsv4.errors import NoRoom, RequestError
 from dsv4.scheduler import Request, Rows, Scheduler, Step
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 12)), min_size=1, max_size=14)
@@ -204,12 +204,17 @@ def test_the_last_to_start_is_evicted_and_comes_back_first() -> None:
     assert shown[-1] == [(2, 6, 1)]
 
 
-def test_rows_that_find_no_room_alone_are_an_error() -> None:
-    """Rather than a step without rows, for ever."""
+def test_rows_that_find_no_room_are_an_error() -> None:
+    """Rather than a step without rows, for ever. It names the oldest request; without that one the next begins."""
     scheduler = Scheduler(8, 4, 100, Shelf(3))
     scheduler.add(Request(0, 4, 4))
-    with pytest.raises(RequestError, match="none finds room"):
+    scheduler.add(Request(1, 2, 1))
+    with pytest.raises(NoRoom, match=r"request 0 finds no room .*\(2 unfinished here\)") as refused:
         scheduler.step()
+    assert refused.value.request == 0
+    scheduler.cancel(0)
+    step = scheduler.step()
+    assert step is not None and [one.request for one in step.rows] == [1]
 
 
 def test_drafts_leave_every_other_request_its_token() -> None:

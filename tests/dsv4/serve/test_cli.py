@@ -107,7 +107,7 @@ def test_a_failed_step_is_reported_with_its_requests(tmp_path: Path, monkeypatch
     done = run("serve-trace", "--trace", file, *limits)
     assert done.exit_code == 1
     assert "1 of 2 finished" in done.stdout
-    assert "request 0: a step of the model failed: on purpose" in done.stderr
+    assert "request 0: a step of the model failed: ArithmeticError: on purpose" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_what_is_refused_or_fails_is_said_and_the_rest_is_served() -> None:
     requests = [Request(0, 5, 3, 0.0), Request(1, 300, 9, 0.0), Request(2, 5, 2, 1.0)]
     served, _ = serve(server, requests, clock=clock)
     assert [one.problem.split(" above")[0] for one in served] == [
-        "a step of the model failed: on purpose",
+        "a step of the model failed: ArithmeticError: on purpose",
         "a context of 309 tokens is needed,",
         "",
     ]

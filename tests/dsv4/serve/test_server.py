@@ -5,13 +5,15 @@ from __future__ import annotations
 import random
 from itertools import islice
 from typing import Any
+from unittest import mock
 
 import attrs
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from dsv4.errors import RequestError
+from dsv4.errors import NoRoom, RequestError
 from dsv4.serve.errors import StepError
 from dsv4.serve.generation import Finish, Generation
 from dsv4.serve.sampling import Sampling
@@ -107,6 +109,35 @@ def test_a_stream_gives_tokens_as_they_come() -> None:
     assert second.finish is Finish.LENGTH and list(server.stream(second)) == second.tokens
 
 
+def test_a_reader_that_stops_cancels_its_request() -> None:
+    """By close, by an error in its loop, by dropping the iterator; while the iterator is kept, the request stays."""
+    model = StandIn()
+    everything, server = model.free, Server(model)
+    other = server.submit(prompt(20, 9), Sampling(max_new_tokens=30))
+
+    def closed(generation: Generation) -> None:
+        stream = server.stream(generation)
+        assert next(stream) == expected(prompt(20), 1)[0]
+        assert server.unfinished == 2
+        stream.close()
+
+    def failing(generation: Generation) -> None:
+        with pytest.raises(ArithmeticError):
+            for _ in server.stream(generation):
+                raise ArithmeticError
+
+    def dropped(generation: Generation) -> None:
+        for _ in server.stream(generation):
+            break
+
+    for stop in (closed, failing, dropped):
+        generation = server.submit(prompt(20), Sampling(max_new_tokens=30))
+        stop(generation)
+        assert generation.finish is Finish.CANCELLED and server.unfinished == 1
+    assert list(server.stream(other)) == expected(prompt(20, 9), 30)
+    assert model.free == everything
+
+
 @pytest.mark.parametrize("drafts", (0, 4))
 def test_a_stop_token_ends_the_generation_with_it(drafts: int) -> None:
     """Also where it was guessed with others behind it; the blocks come back at once."""
@@ -160,6 +191,47 @@ def test_a_failing_step_ends_its_requests_and_no_other(drafts: int) -> None:
     assert isinstance(caught.value.__cause__, ArithmeticError)
     assert [one.finish for one in failed] == [Finish.ERROR] * 2
     assert list(server.stream(waiting)) == expected(prompt(20, 2), 9)
+    assert model.free == everything
+
+
+def test_a_failed_step_names_the_type_of_its_cause() -> None:
+    """The text of a KeyError is a key; that of some errors is empty."""
+    for cause, says in ((KeyError(3), "failed: KeyError: 3"), (MemoryError(), "failed: MemoryError")):
+        model = StandIn()
+        model.forward = mock.Mock(side_effect=cause)  # type: ignore[method-assign]
+        server = Server(model)
+        generation = server.submit(prompt(20))
+        server.step()
+        assert generation.error is not None and generation.error.problem.endswith(says)
+
+
+def test_logits_that_are_no_numbers_end_the_request() -> None:
+    """With the sampler's own error, and without a token."""
+    model = StandIn()
+    everything, server = model.free, Server(model)
+    model.logits = lambda hidden, rows: torch.full((len(rows), VOCABULARY), torch.nan)  # type: ignore[method-assign]
+    generation = server.submit(prompt(20))
+    with pytest.raises(StepError, match="^the largest logit of token 0 is nan"):
+        list(server.stream(generation))
+    assert not generation.tokens and model.free == everything
+
+
+def test_a_request_without_room_ends_and_those_behind_it_go_on() -> None:
+    """Another server's request holds the blocks: the long request cannot run, the short one can."""
+    model = StandIn(512)
+    everything, first, second = model.free, Server(model), Server(model)
+    holding = first.submit(prompt(200), Sampling(max_new_tokens=90))
+    for _ in range(8):
+        first.step()
+    long = second.submit(prompt(250, 1), Sampling(max_new_tokens=40))
+    short = second.submit(prompt(20, 2), Sampling(max_new_tokens=5))
+    drain(second)
+    assert long.finish is Finish.ERROR and isinstance(long.error, NoRoom)
+    assert "another server" in long.error.remedy and "alone" not in str(long.error)
+    with pytest.raises(NoRoom, match=f"request {long.id} finds no room"):
+        list(second.stream(long))
+    assert short.tokens == expected(prompt(20, 2), 5)
+    assert list(first.stream(holding)) == expected(prompt(200), 90)
     assert model.free == everything
 
 
