@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from dsv4.config import LayerKind
+from dsv4.config import RATIO, LayerKind
 from dsv4.engine import Engine
 from dsv4.scheduler import Rows, Step
 from dsv4.shard import Shard
@@ -17,8 +17,6 @@ GATHERED_CONTEXTS = 40
 
 GATHER_GROUP = 4
 """Requests of full length that one group of attention prefill gathers."""
-
-RATIO = {LayerKind.SWA: 0, LayerKind.C4: 4, LayerKind.C128: 128}
 
 
 @attrs.frozen

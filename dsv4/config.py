@@ -25,6 +25,9 @@ class LayerKind(enum.StrEnum):
 
 KIND_OF_RATIO = {0: LayerKind.SWA, 4: LayerKind.C4, 128: LayerKind.C128}
 
+RATIO = {kind: ratio for ratio, kind in KIND_OF_RATIO.items()}
+"""Positions that a layer's compressor makes one of; 0: it has none."""
+
 
 @attrs.frozen(kw_only=True)
 class RopeScaling:

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 import workspace
-from benchmarks.decode_step.model import SERVED, flash
+from benchmarks.decode_step.model import flash
 from dsv4.config import LayerKind
+from dsv4.model.precision import SERVED
 from dsv4.model.scratch import stage_layouts
 from dsv4.shard import Shard
 

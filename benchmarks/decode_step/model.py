@@ -11,11 +11,10 @@ import workspace
 from benchmarks.decode_step.bare import Bare
 from dsv4.cache.caches import Caches
 from dsv4.cache.groups import groups_of
-from dsv4.cache.pages import Format
 from dsv4.config import ModelConfig, reduced
 from dsv4.engine import Engine
 from dsv4.model.context import Context
-from dsv4.model.precision import Precision
+from dsv4.model.precision import SERVED
 from dsv4.model.random_weights import RandomTensors
 from dsv4.model.reserve import reserve
 from dsv4.model.runner import Runner
@@ -25,7 +24,6 @@ from dsv4.presets import FLASH
 from dsv4.scheduler import Rows
 from dsv4.shard import Shard
 
-SERVED = Precision(torch.bfloat16, Format.FP8_DS_MLA, Format.INDEXER_FP8)
 CONTEXT = 8192
 SEQUENCES = 2
 ENGINE = Engine(max_num_batched_tokens=2048, max_num_seqs=8, max_model_len=CONTEXT + 256)

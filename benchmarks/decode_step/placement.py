@@ -16,8 +16,9 @@ import attrs
 import torch
 
 import workspace
-from benchmarks.decode_step.model import ENGINE, SERVED, flash
+from benchmarks.decode_step.model import ENGINE, flash
 from dsv4.batch import batch_of
+from dsv4.model.precision import SERVED
 from dsv4.model.reserve import reserve
 from dsv4.model.scratch import experts_layout, stage_layouts
 from dsv4.options import Options

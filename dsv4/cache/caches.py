@@ -9,12 +9,12 @@ import torch
 
 from dsv4.cache.allocator import BlockAllocator
 from dsv4.cache.pages import Pages
-from dsv4.cache.paging import RATIO, Paging, Storage
+from dsv4.cache.paging import Paging, Storage
 from dsv4.cache.sequence import Sequence
 from dsv4.config import LayerKind, ModelConfig
 from dsv4.errors import RequestError
 
-__all__ = ["RATIO", "Caches", "LayerCaches", "Storage"]
+__all__ = ["Caches", "LayerCaches", "Storage"]
 
 
 @attrs.frozen(eq=False)

@@ -9,10 +9,8 @@ import torch
 
 from dsv4.cache.groups import C4_STATE, C128_STATE, COMPRESSED, COMPRESSED_BLOCK, SWA, SWA_BLOCK, Group, groups_of
 from dsv4.cache.pages import Format, Pages, States, pages_of
-from dsv4.config import LayerKind, ModelConfig
+from dsv4.config import RATIO, LayerKind, ModelConfig
 from dsv4.errors import listed
-
-RATIO = {LayerKind.C4: 4, LayerKind.C128: 128}
 
 
 @attrs.frozen

@@ -9,12 +9,10 @@ import torch
 from dsv4 import ops
 from dsv4.cache.groups import COMPRESSED, SWA
 from dsv4.cache.pages import Format
-from dsv4.config import LayerKind
+from dsv4.config import RATIO, LayerKind
 from dsv4.model.forward import Forward, Kernel
 from dsv4.model.gather import Gather
 from dsv4.topology import Op
-
-RATIO = {LayerKind.SWA: 0, LayerKind.C4: 4, LayerKind.C128: 128}
 
 
 def chosen(f: Forward) -> torch.Tensor:

@@ -9,8 +9,7 @@ import attrs
 import numpy as np
 
 from dsv4.batch import Batch
-from dsv4.cache.caches import RATIO
-from dsv4.config import LayerKind, ModelConfig
+from dsv4.config import RATIO, LayerKind, ModelConfig
 from dsv4.scheduler import Rows
 
 I32 = np.int32
@@ -54,7 +53,7 @@ def gathers(
     offsets
         First row of each request in the step, and their end.
     """
-    ratio, window = RATIO.get(kind, 0), config.sliding_window
+    ratio, window = RATIO[kind], config.sliding_window
     found: list[Gather] = []
     members: list[int] = []
     taken = 0

@@ -9,9 +9,9 @@ import attrs
 import numpy as np
 
 from dsv4.batch import Batch
-from dsv4.cache.caches import RATIO, Caches
+from dsv4.cache.caches import Caches
 from dsv4.cache.groups import C4_STATE, C128_STATE, COMPRESSED, COMPRESSED_BLOCK, SWA, SWA_BLOCK
-from dsv4.config import LayerKind
+from dsv4.config import RATIO, LayerKind
 from dsv4.engine import Engine
 from dsv4.model.context import Context
 from dsv4.model.gather import Gather, gathers

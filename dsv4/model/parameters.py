@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsv4.config import LayerKind, ModelConfig
+from dsv4.config import RATIO, LayerKind, ModelConfig
 
 Shapes = dict[str, tuple[int, ...]]
 
 COLUMNS = {LayerKind.C4: 2, LayerKind.C128: 1}
 """Columns of a compressor per dim of what it makes (coff): C4 groups overlap."""
-
-RATIO = {LayerKind.C4: 4, LayerKind.C128: 128}
 
 TOKEN_TABLE = "ffn.gate.tid2eid"
 """The one tensor of integers: a hash layer's experts of each token."""

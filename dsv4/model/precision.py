@@ -36,3 +36,7 @@ class Precision:
     def storage(self) -> Storage:
         """How caches of this precision keep what they hold."""
         return Storage(self.keys, self.indexer, plain=self.activations, states=self.wide)
+
+
+SERVED = Precision(torch.bfloat16, Format.FP8_DS_MLA, Format.INDEXER_FP8)
+"""As the published models are served, and as the CUDA kernels take it."""

@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-import torch
 
 from dsv4.cache.caches import Caches
 from dsv4.cache.groups import groups_of
-from dsv4.cache.pages import Format
 from dsv4.config import reduced
 from dsv4.configfile import resolve
 from dsv4.engine import Engine
 from dsv4.model.context import Context
-from dsv4.model.precision import Precision
+from dsv4.model.precision import SERVED
 from dsv4.model.random_weights import RandomTensors
 from dsv4.model.reserve import reserve
 from dsv4.model.runner import Runner
@@ -23,7 +21,6 @@ from dsv4.options import Options
 from dsv4.scheduler import Rows
 from dsv4.shard import Shard
 
-SERVED = Precision(torch.bfloat16, Format.FP8_DS_MLA, Format.INDEXER_FP8)
 CONTEXT = 8192
 DECODED = 64
 """Steps of so many tokens and less are decode rows at a context of `CONTEXT`; larger ones are two prompts, whole."""

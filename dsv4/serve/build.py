@@ -20,7 +20,7 @@ from dsv4.config import ModelConfig, reduced
 from dsv4.configfile import resolve
 from dsv4.engine import Engine
 from dsv4.errors import RequestError, RunError
-from dsv4.model.precision import Precision
+from dsv4.model.precision import SERVED, Precision
 from dsv4.model.presets import MIXED
 from dsv4.model.random_weights import RandomTensors
 from dsv4.model.reserve import reserve
@@ -44,8 +44,6 @@ HEADROOM = 1.5
 Tensors = Checkpoint | RandomTensors
 
 BUILT_IN = {SMALL: attrs.evolve(MIXED, vocab_size=ByteTokenizer.vocabulary)}
-
-SERVED = Precision(torch.bfloat16, Format.FP8_DS_MLA, Format.INDEXER_FP8)
 
 PRECISIONS = {
     "float32": Precision(),

@@ -11,8 +11,9 @@ import torch
 import workspace
 from benchmarks.decode_step.bare import UNREAD, Bare
 from benchmarks.decode_step.interval import paired
-from benchmarks.decode_step.model import SERVED, flash
+from benchmarks.decode_step.model import flash
 from benchmarks.decode_step.report import table
+from dsv4.model.precision import SERVED
 from dsv4.model.scratch import experts_layout
 from dsv4.shard import Shard
 

@@ -12,15 +12,13 @@ import attrs
 import torch
 
 import workspace
-from dsv4.cache.pages import Format
 from dsv4.model.execution import GENERATED, SCRIPT, Execution
 from dsv4.model.forward import Forward
-from dsv4.model.precision import Precision
+from dsv4.model.precision import SERVED
 from dsv4.model.presets import MIXED
 from dsv4.presets import FLASH
 from tests.dsv4.model.cells import SAFE, Setting
 
-SERVED = Precision(torch.bfloat16, Format.FP8_DS_MLA, Format.INDEXER_FP8)
 STEPS = len(SCRIPT) + GENERATED
 """Of one run of the script."""
 
