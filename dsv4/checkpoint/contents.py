@@ -46,7 +46,8 @@ def places(folder: Folder, whole: ModelConfig, wanted: ModelConfig) -> dict[str,
     Raises
     ------
     CheckpointError
-        Lists the files that cannot be read; else every missing, extra, doubled and misshapen tensor.
+        Lists the files that cannot be read; else every missing, extra, doubled and misshapen tensor, and token
+        tables that name experts which the config has not.
     """
     stored: dict[str, str] = {}
     problems = []
@@ -68,6 +69,8 @@ def places(folder: Folder, whole: ModelConfig, wanted: ModelConfig) -> dict[str,
         problem, scale = _compared(folder, stored, name, expected[name])
         problems += problem
         scales.add(scale)
+        if name.endswith(TOKEN_TABLE) and not problem:
+            problems += _table_problems(folder, stored[name], whole.n_routed_experts)
     problems += _extra(folder, stored, expected, needed, scales)
     if problems:
         raise listed(folder.path, problems, "pass the checkpoint that belongs to this config.json")
@@ -106,6 +109,13 @@ def _scale_problems(folder: Folder, own: str, blocks: tuple[int, ...], dtype: st
         yield f"{own} is {list(found)}; expected {list(blocks)}"
     if kind not in allowed:
         yield f"{own} is of dtype {kind}; expected {' or '.join(allowed)}"
+
+
+def _table_problems(folder: Folder, own: str, experts: int) -> Iterator[str]:
+    """What names an expert that is not there; read here, as a few MB are read soon."""
+    least, most = (int(bound) for bound in folder.read(own).aminmax())
+    if least < 0 or most >= experts:
+        yield f"{own} names experts {least} to {most}; there are 0 to {experts - 1}"
 
 
 def _extra(

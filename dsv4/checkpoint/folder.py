@@ -83,6 +83,8 @@ class Folder:
         found = self._open.get(shard)
         if found is None:
             try:
+                if (self.path / shard).is_dir():
+                    raise CheckpointError(f"{shard} is a directory, not a safetensors file", WHOLE)
                 found = self._open[shard] = safe_open(self.path / shard, "pt")
             except OSError as error:
                 raise CheckpointError(f"{shard} cannot be read: {error}", WHOLE) from error
@@ -102,9 +104,14 @@ class Folder:
         try:
             found = json.loads(file.read_text(encoding="utf-8"))["weight_map"]
             shards = {str(name): str(shard) for name, shard in found.items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{file} is no index of shards: {error!r}", WHOLE) from error
-        strange = sorted({shard for shard in shards.values() if Path(shard).name != shard})
-        if strange:
-            raise listed(self.path, [f"the index names {shard!r}, outside the folder" for shard in strange], WHOLE)
+        problems = []
+        for shard in sorted(set(shards.values())):
+            if shard in ("", ".", ".."):
+                problems.append(f"the index names {shard!r} as a file, which is the name of none")
+            elif Path(shard).name != shard:
+                problems.append(f"the index names {shard!r}, outside the folder")
+        if problems:
+            raise listed(self.path, problems, WHOLE)
         return shards

@@ -158,13 +158,68 @@ def test_damaged_and_missing_shards_are_listed_together(tmp_path: Path) -> None:
         ("[]", "is no index of shards"),
         ('{"metadata": {}}', "is no index of shards"),
         ('{"weight_map": ["a"]}', "is no index of shards"),
+        ('{"weight_map": ' * 100_000, "is no index of shards"),
+        ('{"weight_map": {"a": ""}}', "the index names '' as a file"),
+        ('{"weight_map": {"a": "."}}', "the index names '.' as a file"),
+        ('{"weight_map": {"a": ".."}}', "the index names '..' as a file"),
         ('{"weight_map": {"a": "../b.safetensors"}}', "'../b.safetensors', outside the folder"),
     ],
+    ids=lambda text: text[:40],
 )
 def test_a_broken_index(text: str, needle: str, tmp_path: Path) -> None:
     save(tmp_path, TENSORS, MIXED, shard_bytes=600_000)
     (tmp_path / INDEX).write_text(text)
     assert any(needle in one for one in problems(tmp_path))
+
+
+def test_a_directory_in_a_shards_place(tmp_path: Path) -> None:
+    save(tmp_path, TENSORS, MIXED, shard_bytes=600_000)
+    shard = min(tmp_path.glob("*.safetensors"))
+    shard.unlink()
+    shard.mkdir()
+    assert problems(tmp_path) == {f"{shard.name} is a directory, not a safetensors file"}
+
+
+@pytest.mark.parametrize("given", ({}, {"experts": 4}), ids=str)
+@pytest.mark.parametrize(("value", "range"), ((8, "0 to 8"), (-1, "-1 to 7"), (2**40, f"0 to {2**40}")))
+def test_a_token_table_names_experts_that_are_there(
+    value: int, range: str, given: dict[str, int], tmp_path: Path
+) -> None:
+    """Of the file's, beside whatever else is wrong, and whether the model is reduced or not."""
+
+    def change(tensors: Tensors) -> None:
+        tensors["layers.0.ffn.gate.tid2eid"][:8, 0] = torch.arange(8)
+        tensors["layers.0.ffn.gate.tid2eid"][9, 2] = value
+        tensors["visual.proj"] = torch.ones(2, 3)
+
+    changed(tmp_path, change)
+    assert problems(tmp_path, **given) == {
+        f"layers.0.ffn.gate.tid2eid names experts {range}; there are 0 to 7",
+        "visual.proj is extra, [2, 3]",
+    }
+
+
+@pytest.mark.parametrize("value", (float("nan"), float("inf"), float("-inf")))
+@pytest.mark.parametrize("name", ("layers.1.attn.wkv.weight", "layers.3.ffn.gate.bias", "norm.weight"))
+def test_a_weight_that_is_not_finite_is_named_when_it_is_read(name: str, value: float, tmp_path: Path) -> None:
+    """What is not read is not looked at: a model of fewer layers loads."""
+    changed(tmp_path, lambda tensors: tensors[name].view(-1)[-1:].fill_(value))
+    with pytest.raises(CheckpointError, match=f"^{name} has values that are not finite: .*{value}") as refused:
+        load(tmp_path)
+    assert refused.value.remedy
+    if name != "norm.weight":
+        load(tmp_path, layers=1)
+
+
+def test_a_scale_that_is_not_finite_is_seen_in_the_weights(tmp_path: Path) -> None:
+    """Byte 255 of a UE8M0 scale is NaN."""
+
+    def change(tensors: Tensors) -> None:
+        tensors["layers.2.ffn.experts.1.w1.scale"].view(torch.uint8)[3, 1] = 255
+
+    changed(tmp_path, change, quantised=True)
+    with pytest.raises(CheckpointError, match=r"^layers.2.ffn.experts.1.w1.weight has values .* nan to nan"):
+        load(tmp_path)
 
 
 def test_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
