@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import attrs
 import click
@@ -21,6 +21,7 @@ from dsv4.errors import RunError
 from dsv4.options import REGIONS, Options
 from dsv4.serve import load, report
 from dsv4.serve.build import DEVICES, PRECISIONS, Deployment, ModelOptions, deployed, random_tensors
+from dsv4.serve.destination import Destination
 from dsv4.serve.sampling import Sampling
 from dsv4.serve.server import Server
 from dsv4.serve.tokenizer import single
@@ -177,14 +178,13 @@ def generate(
 @click.option("--requests", "count", type=POSITIVE, default=32, help="The first so many of the trace.")
 @click.option("--speed-up", type=float, default=1.0, help="Of the arrivals.")
 @click.option("--seed", type=int, default=0, help="Of the generated trace and of the prompts.")
-@click.option("--json", "output", type=click.File("w", lazy=False), help="Write the report there, too.")
+@click.option("--json", "output", metavar="FILE", help="Write the report there, too, once it is whole.")
 @click.option("--max-num-seqs", type=POSITIVE, default=8, help="Requests that run at once.")
 @click.option("--max-model-len", type=POSITIVE, default=1024, help="Longer requests shorten the whole trace.")
 @model_options
-def serve_trace(
-    file: Path | None, count: int, speed_up: float, seed: int, output: TextIO | None, **options: Any
-) -> None:
+def serve_trace(file: Path | None, count: int, speed_up: float, seed: int, output: str | None, **options: Any) -> None:
     """Serve the requests of a trace as they arrive: times to tokens, throughput, peak bytes."""
+    destination = None if output is None else Destination(output)
     requests = (trace.read(file) if file else trace.generate(seed, count))[:count]
     shortened, factor = load.scaled(requests, options["max_model_len"])
     with _deployed(options) as one:
@@ -203,9 +203,9 @@ def serve_trace(
         console.print()
     for place, problem in found.problems.items():
         click.echo(f"request {place}: {problem}", err=True)
-    if output:
+    if destination:
         settings = options | {"trace": str(file or "generated"), "speed_up": speed_up, "length_divisor": factor}
-        json.dump(found.record() | {"settings": settings}, output, indent=2, default=str)
+        destination.write(json.dumps(found.record() | {"settings": settings}, indent=2, default=str) + "\n")
     if found.problems:
         raise SystemExit(1)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from click.testing import CliRunner, Result
@@ -17,6 +19,7 @@ from dsv4.scheduler import Rows
 from dsv4.serve.model import Contexts, RunnerModel
 from dsv4.trace import HEADER
 
+TRACED = ["--max-model-len", "64", "--max-num-batched-tokens", "32"]
 SHORT = ["--max-new-tokens", "5", "--max-model-len", "64", "--max-num-batched-tokens", "32"]
 
 
@@ -127,6 +130,14 @@ def test_a_failed_step_is_reported_with_its_requests(tmp_path: Path, monkeypatch
         (["generate", "--prompt", "x", "--mode", "full"], "no graphs", "simulated"),
         (["generate", "--prompt", "x", "--max-model-len", "5000"], "4096 positions", "lower max_model_len"),
         (["save", "cut.csv/saved"], "cut.csv/saved cannot be written: Not a directory", "a folder with room"),
+        (["serve-trace", "--json", "absent/report.json"], "absent/report.json' cannot be written: No such", "a folder"),
+        (["serve-trace", "--json", "."], "the report '.' cannot be written: Is a directory", "a folder"),
+        (["serve-trace", "--json", ""], "the report '' cannot be written: No such file", "a folder"),
+        (["generate", "--prompt", "\udcff", *SHORT], r"the text '\udcff' is no Unicode", "UTF-8"),
+        (["generate", "--prompt", "x", *SHORT, "--stop", "\udcff"], r"the text '\udcff' is no Unicode", "UTF-8"),
+        (["generate", "--prompt", "x", "--model", "nope"], "neither a preset nor a file", "small, flash, pro or a"),
+        (["generate", "--prompt", "x", "--model", "smal"], "neither a preset nor a file", "did you mean 'small'?"),
+        (["save", "saved", "--model", "nope"], "neither a preset nor a file", "small, flash, pro or a"),
         (["serve-trace", "--max-num-seqs", "600"], "is below max_num_seqs=600", "lower the second"),
         (["serve-trace", "--trace", "absent.csv"], "absent.csv cannot be read", "CSV with the columns"),
         (["serve-trace", "--trace", "foreign.csv"], "line 1: 'time,prompt'", "complete CSV"),
@@ -146,6 +157,39 @@ def test_bad_input_is_refused_in_two_lines(
     error, answer = done.stderr.strip().splitlines()[-2:]
     assert error.startswith("Error: ") and problem in error
     assert answer.startswith("Remedy: ") and remedy in answer
+
+
+def test_a_report_that_is_refused_or_fails_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bad trace, and a disk that is full at the end: exit code 2, and nothing lies beside the file."""
+    report = tmp_path / "report.json"
+    report.write_text("before")
+    file = trace(tmp_path, "2023-11-16 18:15:46.6805900,8,2")
+    assert run("serve-trace", "--trace", "absent.csv", "--json", report).exit_code == 2
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", mock.Mock(side_effect=full))
+        done = run("serve-trace", "--trace", file, *TRACED, "--json", report)
+    assert done.exit_code == 2 and "report.json' cannot be written: No space left on device" in done.stderr
+    assert report.read_text() == "before" and set(tmp_path.iterdir()) == {report, file}
+    assert run("serve-trace", "--trace", file, *TRACED, "--json", report).exit_code == 0
+    assert json.loads(report.read_text())["generated_tokens"] == 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_device_that_takes_no_report_is_an_error(tmp_path: Path) -> None:
+    """And remains a device."""
+    file = trace(tmp_path, "2023-11-16 18:15:46.6805900,8,2")
+    done = run("serve-trace", "--trace", file, *TRACED, "--json", "/dev/full")
+    assert done.exit_code == 2 and "Error: the report '/dev/full' cannot be written: No space left" in done.stderr
+    assert Path("/dev/full").is_char_device()
+
+
+def test_a_report_is_written_to_the_standard_output(tmp_path: Path) -> None:
+    file = trace(tmp_path, "2023-11-16 18:15:46.6805900,8,2")
+    done = run("serve-trace", "--trace", file, *TRACED, "--json", "-")
+    assert json.loads(done.stdout[done.stdout.index("{\n") :])["generated_tokens"] == 2
 
 
 @pytest.mark.parametrize("size", ("0", "-1", "12 parsecs", "1.5GiB", "MiB"))
