@@ -22,10 +22,11 @@ SHELVED_BLOCKS = 4096
 host memory."""
 
 LARGE = 8 << 20
-UNCROWDED = 4
-"""A block of at least `LARGE` bytes goes to a shelf only while no more than one byte in `UNCROWDED` of the pool is
-taken, those on shelves included. In a crowded pool it would divide what other large requests need, and the pool would
-grow beyond what was reserved for them; work on so many bytes outlasts the search for a block."""
+SHARE = 64
+UNCROWDED = 8
+"""A block of `LARGE` bytes, or of one byte in `SHARE` of the pool, goes to a shelf only while others take no more than
+one byte in `UNCROWDED`. In a crowded pool it would stay where it divides what other large requests need, and the pool
+would grow beyond what was reserved for them; work on so many bytes outlasts the search for a block."""
 
 
 def _by_size(block: Block) -> tuple[int, int, int]:
@@ -54,17 +55,27 @@ class Pool:
         self.taken = 0
         self._shelves: weakref.WeakSet[Shelf] = weakref.WeakSet()
         self._shelved = 0
+        self._large_shelved = False
 
     # -- shelves ---------------------------------------------------------------------------------------------
     def shelve(self, block: Block, request: Request, stream: Stream) -> None:
         """Put a block, used last on this stream only, where the same request finds it; in a crowded pool, back."""
-        if block.nbytes >= LARGE and self.taken * UNCROWDED > sum(slab.nbytes for slab in self.slabs):
-            self.put(block)
-            return
+        held = sum(slab.nbytes for slab in self.slabs)
+        if block.nbytes >= min(LARGE, held // SHARE):
+            # What waits on shelves counts as taken: only without the large of them is it known how much others take.
+            if self._crowded(block, held) and self._large_shelved:
+                self.consolidate()
+            if self._crowded(block, held):
+                self.put(block)
+                return
+            self._large_shelved = True
         self._shelves.add(request.shelve(block, stream))
         self._shelved += 1
         if self._shelved > SHELVED_BLOCKS:
             self.consolidate()
+
+    def _crowded(self, block: Block, held: int) -> bool:
+        return (self.taken - block.nbytes) * UNCROWDED > held
 
     def put(self, block: Block) -> None:
         """Take a released block back and coalesce it."""
@@ -234,6 +245,7 @@ class Pool:
                 self.put(block)
                 found = True
         self._shelved = 0
+        self._large_shelved = False
         return found
 
     def disown(self) -> None:

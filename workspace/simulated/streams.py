@@ -89,8 +89,8 @@ class StreamTable(dict[int, StreamState]):
         """The name a stream has or had."""
         return self._names.get(key, f"stream {key}")
 
-    def set_current(self, key: int) -> None:
-        self._local.key = self[key].key
+    def set_current(self, stream: int) -> None:
+        self._local.key = self[stream].key
 
     def add(self, name: str, raw: bool = False, blocking: bool = False) -> StreamState:
         """A new stream. It comes after what the host has seen complete, and after nothing else."""
