@@ -25,6 +25,7 @@ def test_a_step_can_be_repeated(tokens: int, micro_batches: int, monkeypatch: py
     with torch.no_grad():
         for strategy in ("caching", "event_fenced"):
             ws = workspace.create(strategy, device="cpu", micro_batches=micro_batches)
+            before = ws.snapshot().fences  # of the device: other workspaces have made some
             steps = model.prepare(ws, "eager", True, micro_batches, tokens)
             rows, contexts = steps._rows, steps._contexts
             assert sum(one.count for one in rows) == tokens
@@ -35,6 +36,6 @@ def test_a_step_can_be_repeated(tokens: int, micro_batches: int, monkeypatch: py
             steps.run()
             steps.close()
             ws.synchronize()
-            assert ws.snapshot().fences == 0 or micro_batches == 2
+            assert ws.snapshot().fences == before or micro_batches == 2
     assert torch.isfinite(found[0]).all()
     assert all(torch.equal(one, found[0]) for one in found[1:])
