@@ -25,10 +25,19 @@ class Shelf(list["Block"]):
 
     Their last use is on that stream, so its next work may have them without a check, a search or a lock: ``append``
     and ``pop`` of a list are atomic. Whoever empties a shelf does so by ``pop`` too.
+
+    Attributes
+    ----------
+    blocks
+        How many belong to it: those on it, and those on lease that come back to it.
     """
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__", "blocks")
     __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = 0
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -181,6 +190,12 @@ class Block:
         self.drop_views()
         other.drop_views()
         other.state = GONE
+
+    def leave_shelf(self) -> None:
+        """Belong to no shelf any longer."""
+        if self.shelf is not None:
+            self.shelf.blocks -= 1
+            self.shelf = None
 
     def drop_views(self) -> None:
         """Forget the tensors built over the block: its bounds change."""

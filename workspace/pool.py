@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator
 
 from sortedcontainers import SortedKeyList
@@ -53,7 +52,7 @@ class Pool:
         self.slabs: list[Slab] = []
         self.free: dict[Home, SortedKeyList] = {}
         self.taken = 0
-        self._shelves: weakref.WeakSet[Shelf] = weakref.WeakSet()
+        self._shelves: set[Shelf] = set()
         self._shelved = 0
         self._large_shelved = False
 
@@ -79,6 +78,7 @@ class Pool:
 
     def put(self, block: Block) -> None:
         """Take a released block back and coalesce it."""
+        block.leave_shelf()
         self.taken -= block.nbytes
         self._insert(block)
 
@@ -244,6 +244,8 @@ class Pool:
                 block.uses, block.events = {block.stream.id: block.epoch}, None
                 self.put(block)
                 found = True
+            if not shelf.blocks:
+                self._shelves.discard(shelf)
         self._shelved = 0
         self._large_shelved = False
         return found

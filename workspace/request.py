@@ -93,7 +93,11 @@ class Request:
         shelf = self.shelves.get(stream.key)
         if shelf is None:
             shelf = self.shelves[stream.key] = Shelf()
-        block.shelf, block.stream = shelf, stream
+        if block.shelf is not shelf:
+            block.leave_shelf()
+            block.shelf = shelf
+            shelf.blocks += 1
+        block.stream = stream
         block.clock, block.epoch = stream.id, block.uses[stream.id]
         # With something between lease and strategy, a lease must not return the block by itself.
         block.lent = block.views.get(self, []) if self.direct else []
