@@ -60,10 +60,12 @@ class Pool:
     def shelve(self, block: Block, request: Request, stream: Stream) -> None:
         """Put a block, used last on this stream only, where the same request finds it; in a crowded pool, back."""
         held = sum(slab.nbytes for slab in self.slabs)
-        if block.nbytes >= min(LARGE, held // SHARE):
+        large = min(LARGE, held // SHARE)
+        if block.nbytes >= large:
             # What waits on shelves counts as taken: only without the large of them is it known how much others take.
             if self._crowded(block, held) and self._large_shelved:
-                self.consolidate()
+                self._empty_shelves(large)
+                self._large_shelved = False
             if self._crowded(block, held):
                 self.put(block)
                 return
@@ -233,6 +235,13 @@ class Pool:
 
     def consolidate(self) -> bool:
         """Empty all shelves into the free blocks; returns whether there was anything on them."""
+        found = self._empty_shelves(0)
+        self._shelved = 0
+        self._large_shelved = False
+        return found
+
+    def _empty_shelves(self, least: int) -> bool:
+        """Take back what waits on shelves of blocks of at least so many bytes; whether there was anything."""
         found = False
         for shelf in list(self._shelves):
             while shelf:
@@ -240,14 +249,15 @@ class Pool:
                     block = shelf.pop()
                 except IndexError:
                     break  # a lease took the last one meanwhile
+                if block.nbytes < least:
+                    shelf.append(block)
+                    break
                 assert block.stream is not None
                 block.uses, block.events = {block.stream.id: block.epoch}, None
                 self.put(block)
                 found = True
             if not shelf.blocks:
                 self._shelves.discard(shelf)
-        self._shelved = 0
-        self._large_shelved = False
         return found
 
     def disown(self) -> None:
