@@ -32,7 +32,7 @@ class Shelf(list["Block"]):
         How many belong to it: those on it, and those on lease that come back to it.
     """
 
-    __slots__ = ("__weakref__", "blocks")
+    __slots__ = ("blocks",)
     __hash__ = object.__hash__  # type: ignore[assignment]
 
     def __init__(self) -> None:

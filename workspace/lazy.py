@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from workspace.block import Block, Uses
-from workspace.lease import IDLE, PLAIN, Lease
+from workspace.lease import IDLE, PLAIN, Lease, named_type
 from workspace.provider import Homes
 from workspace.slot import Slot
 from workspace.streams import Stream
@@ -147,17 +146,9 @@ class LazyLease(Lease):
         self._give_back(self.stamped(self.request.timeline))
 
 
-_TYPES: weakref.WeakKeyDictionary[Layout, type[LazyLease]] = weakref.WeakKeyDictionary()
-
-
-def lazy_type(layout: Layout) -> type[LazyLease]:
+def lazy_type(layout: Layout) -> type[Lease]:
     """The lazy lease of a layout, with the names of its tensors."""
-    found = _TYPES.get(layout)
-    if found is None:
-        names: dict[str, Any] = {name: _tensor(name, position) for position, name in enumerate(layout.specs)}
-        names["__slots__"] = ()
-        found = _TYPES[layout] = type("LazyLease", (LazyLease,), names)
-    return found
+    return named_type(LazyLease, layout, _tensor)
 
 
 def _tensor(name: str, position: int) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -400,20 +401,28 @@ class Lease(Pinnable):
         raise LeaseError("a lease cannot be pickled or copied: its bytes are this process's", "copy its tensors")
 
 
-_TYPES: weakref.WeakKeyDictionary[Layout, type[Lease]] = weakref.WeakKeyDictionary()
-
-
 SLOTS = ("_t0", "_t1", "_t2")
 """Where a lease keeps its first tensors: a slot is read without a call, a property is not."""
 
 
+Attribute = Callable[[str, int], Any]
+
+_TYPES: dict[type[Lease], weakref.WeakKeyDictionary[Layout, type[Lease]]] = {}
+
+
 def lease_type(layout: Layout) -> type[Lease]:
     """The lease of a layout, with the names of its tensors."""
-    found = _TYPES.get(layout)
+    return named_type(Lease, layout, _tensor)
+
+
+def named_type(base: type[Lease], layout: Layout, attribute: Attribute) -> type[Lease]:
+    """A class of leases of one layout, made once; `attribute` makes the tensor of a name and position readable."""
+    known = _TYPES.setdefault(base, weakref.WeakKeyDictionary())
+    found = known.get(layout)
     if found is None:
-        names: dict[str, Any] = {name: _tensor(name, position) for position, name in enumerate(layout.specs)}
+        names: dict[str, Any] = {name: attribute(name, position) for position, name in enumerate(layout.specs)}
         names["__slots__"] = ()
-        found = _TYPES[layout] = type("Lease", (Lease,), names)
+        found = known[layout] = type(base.__name__, (base,), names)
     return found
 
 

@@ -105,3 +105,13 @@ class Request:
         block.epochs = self.timeline.clocks.epoch
         shelf.append(block)
         return shelf
+
+    def unshelve(self, stream: Stream) -> Block | None:
+        """A block that waits for this request on the stream; None where there is none, and inside captures."""
+        shelf = self.shelves.get(stream.key) if stream.capture is None else None
+        if shelf:
+            try:
+                return shelf.pop()
+            except IndexError:
+                pass  # a lease took the last one without the lock
+        return None

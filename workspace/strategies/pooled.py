@@ -62,14 +62,10 @@ class Pooled:
 
     # -- placement -------------------------------------------------------------------------------------------
     def place(self, request: Request, stream: Stream) -> Block:
-        shelf = request.shelves.get(stream.key) if stream.capture is None else None
-        if shelf:
-            try:
-                return shelf.pop()
-            except IndexError:
-                pass  # a lease took the last one without the lock
-        block = self._search(request, stream)
-        block.request = request
+        block = request.unshelve(stream)
+        if block is None:
+            block = self._search(request, stream)
+            block.request = request
         return block
 
     def _search(self, request: Request, stream: Stream) -> Block:

@@ -43,12 +43,9 @@ class Unfenced:
         self.growths = 0
 
     def place(self, request: Request, stream: Stream) -> Block:
-        shelf = request.shelves.get(stream.key) if stream.capture is None else None
-        if shelf:
-            try:
-                return shelf.pop()
-            except IndexError:
-                pass  # a lease took the last one without the lock
+        waiting = request.unshelve(stream)
+        if waiting is not None:
+            return waiting
         slab = self._find(request, stream)
         if len(self._blocks) >= BLOCKS_KEPT:
             self._forget_views()
