@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,20 +25,20 @@ RATIO_OF_LAYER_TYPE = {
 }
 
 
-def resolve(model: str) -> ModelConfig:
-    """The preset of that name, or the config in that file.
+def resolve(model: str, known: Mapping[str, ModelConfig] = PRESETS) -> ModelConfig:
+    """The config of that name among those known, or the one in that file.
 
     Raises `ModelConfigError` when it is neither.
     """
-    if model in PRESETS:
-        return PRESETS[model]
-    if Path(model).exists():
+    if model in known:
+        return known[model]
+    if os.path.exists(model):
         return load(model)
-    near = difflib.get_close_matches(model, PRESETS, n=1)
+    near = difflib.get_close_matches(model, known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise ModelConfigError(
         f"model {model!r} is neither a preset nor a file",
-        f"{hint}pass {', '.join(PRESETS)} or a config.json",
+        f"{hint}pass {', '.join(known)} or a config.json",
         model=model,
     )
 

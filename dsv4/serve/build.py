@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
@@ -21,7 +19,7 @@ from dsv4.checkpoint import Checkpoint
 from dsv4.config import ModelConfig, reduced
 from dsv4.configfile import resolve
 from dsv4.engine import Engine
-from dsv4.errors import ModelConfigError, RequestError, RunError
+from dsv4.errors import RequestError, RunError
 from dsv4.model.precision import SERVED, Precision
 from dsv4.model.presets import MIXED
 from dsv4.model.random_weights import RandomTensors
@@ -203,23 +201,8 @@ def _tensors(options: ModelOptions, ranks: parallel.Ranks) -> Tensors:
 
 def random_tensors(options: ModelOptions) -> RandomTensors:
     """Random weights of the options' model, by their seed."""
-    return RandomTensors(reduced(_config(options.model), options.layers, options.experts), options.weights_seed)
-
-
-def _config(model: str) -> ModelConfig:
-    """A built-in model's config, a preset, or that of a file."""
-    if model in BUILT_IN:
-        return BUILT_IN[model]
-    names = [*BUILT_IN, *PRESETS]
-    if model not in names and not os.path.exists(model):
-        near = difflib.get_close_matches(model, names, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ModelConfigError(
-            f"model {model!r} is neither a preset nor a file",
-            f"{hint}pass {', '.join(names)} or a config.json",
-            model=model,
-        )
-    return resolve(model)
+    config = reduced(resolve(options.model, BUILT_IN | PRESETS), options.layers, options.experts)
+    return RandomTensors(config, options.weights_seed)
 
 
 def _tokenizer(options: ModelOptions) -> tuple[Tokenizer, str]:
