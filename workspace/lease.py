@@ -117,7 +117,7 @@ class Lease(Pinnable):
             stream = workspace.asked(self.asked) if self._state == ASKED else timeline.current()
             provider = workspace.provider
             if not request.nbytes:
-                self.lend([timeline.driver.empty(one.shape, one.dtype, stream.key) for one in request.extents])
+                self._lend_nothing(stream)
                 return self
             if stream.capture is not None:
                 provider = stream.capture.provider(provider)
@@ -129,6 +129,24 @@ class Lease(Pinnable):
                 stream.capture.leases.append(self)
             self.held[self] = None
         return self
+
+    def _take(self, block: Block) -> None:
+        """Hold a block that comes back to the shelf of this request and its stream."""
+        self._block = block
+        self._t0, self._t1, self._t2 = block.first
+        self._state = PLAIN
+        self.stream = block.stream  # type: ignore[assignment]
+        held = self.held = self.request.timeline.state.held
+        held[self] = None
+
+    def _lend_nothing(self, stream: Stream) -> None:
+        """Tensors without bytes, which are kept for the next lease where nothing is to be done at each."""
+        request = self.request
+        if request.ready is request.shelves and self._state == IDLE and stream.capture is None:
+            self._take(request.without_bytes(stream))
+        else:
+            empty = request.timeline.driver.empty
+            self.lend([empty(one.shape, one.dtype, stream.key) for one in request.extents], stream)
 
     def _receive(self, block: Block | None) -> None:
         """Take in what the provider placed."""
@@ -165,9 +183,9 @@ class Lease(Pinnable):
             raise
         return tensors
 
-    def lend(self, tensors: list[Any]) -> None:
+    def lend(self, tensors: list[Any], stream: Stream) -> None:
         """Hold tensors that are nobody's bytes (fake or empty ones)."""
-        self._begin(self.request.timeline.current())
+        self._begin(stream)
         self._provider, self._block = self.workspace.provider, None
         self._show(tensors)
         if self.stream.capture is not None:
@@ -176,7 +194,7 @@ class Lease(Pinnable):
 
     def covers(self, address: int, tensor: Any) -> bool:
         """Whether a tensor that starts at the address lies in this lease."""
-        if self._block is None:
+        if self._block is None or not self._block.nbytes:
             return False
         return self._block.address <= address < self._block.address + max(self._block.nbytes, 1)
 
@@ -366,9 +384,14 @@ class Lease(Pinnable):
             self._give_back(self.last_uses(uses))
 
     def _give_back(self, uses: Uses) -> None:
-        if self._block is not None:
-            self._block.uses, self._block.events = uses, self.events
-            self._provider.give_back(self._block, self.stream)
+        block = self._block
+        if block is None:
+            return
+        if not block.nbytes:
+            block.shelf.append(block)  # type: ignore[union-attr]  # no provider's
+            return
+        block.uses, block.events = uses, self.events
+        self._provider.give_back(block, self.stream)
 
     def let_go(self) -> None:
         if self.released:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from workspace.block import Block, Shelf, first_three
+import torch
+
+from workspace.block import TAKEN, Block, Shelf, Slab, first_three
 from workspace.layout import ALIGNMENT, Extent, Resolved
 from workspace.lazy import lazy_type
 from workspace.lease import lease_type
@@ -35,7 +37,7 @@ class Request:
         The `Lease` with the layout's tensors as properties.
     shelves, ready
         The provider's shelves by stream key, and those a lease may take from by itself: the same where the request is
-        direct, none otherwise.
+        direct, or without bytes, none otherwise.
     direct
         Whether nothing stands between lease and strategy, nor is to be done at each acquire.
     align
@@ -59,7 +61,8 @@ class Request:
         self.lease_type = lease_type(resolved.layout) if lends else lazy_type(resolved.layout)
         self.direct = bool(workspace.direct and not zero and resolved.nbytes)
         self.shelves: dict[int, Shelf] = {}
-        self.ready = self.shelves if self.direct else {}
+        kept = self.direct or (workspace.direct and lends and not zero and not resolved.nbytes)
+        self.ready = self.shelves if kept else {}
         self.owner = owner
         self.zero = zero
         self.extents: tuple[Extent, ...] = resolved.extents
@@ -90,6 +93,13 @@ class Request:
 
     def shelve(self, block: Block, stream: Stream) -> Shelf:
         """Put a block, used last on this stream only, where the next such request on it finds it; returns the shelf."""
+        shelf = self.keep(block, stream)
+        block.epoch = block.uses[stream.id]
+        shelf.append(block)
+        return shelf
+
+    def keep(self, block: Block, stream: Stream) -> Shelf:
+        """Make a block that is out on lease come back to the shelf of this request and the stream; returns the shelf."""
         shelf = self.shelves.get(stream.key)
         if shelf is None:
             shelf = self.shelves[stream.key] = Shelf()
@@ -98,13 +108,24 @@ class Request:
             block.shelf = shelf
             shelf.blocks += 1
         block.stream = stream
-        block.clock, block.epoch = stream.id, block.uses[stream.id]
+        block.clock = stream.id
         # With something between lease and strategy, a lease must not return the block by itself.
-        block.lent = block.views.get(self, []) if self.direct else []
+        block.lent = block.views.get(self, []) if self.ready is self.shelves else []
         block.first = first_three(block.lent)
         block.epochs = self.timeline.clocks.epoch
-        shelf.append(block)
         return shelf
+
+    def without_bytes(self, stream: Stream) -> Block:
+        """A new block of no bytes, out on a lease, that comes back to the stream's shelf: no provider knows of it."""
+        driver = self.timeline.driver
+        buffer = driver.alloc(0, stream.key)
+        with torch.inference_mode(False):
+            tensors = [driver.tensor(buffer, 0, one.shape, one.dtype) for one in self.extents]
+        block = Slab(buffer, 0, 0).first
+        block.views[self] = tensors
+        block.state, block.request = TAKEN, self
+        self.keep(block, stream)
+        return block
 
     def unshelve(self, stream: Stream) -> Block | None:
         """A block that waits for this request on the stream; None where there is none, and inside captures."""

@@ -258,7 +258,8 @@ class Workspace:
         self._check_open()
         if fake_mode():
             device = self.driver.device
-            lease.lend([torch.empty(one.shape, dtype=one.dtype, device=device) for one in lease.request.extents])
+            fakes = [torch.empty(one.shape, dtype=one.dtype, device=device) for one in lease.request.extents]
+            lease.lend(fakes, self.timeline.current())
             return True
         if torch.is_grad_enabled():
             self._refuse_grad()
@@ -591,6 +592,7 @@ class Workspace:
         self.closed = True
         for request in self._resolved.values():
             request.resolved.layout.latest = None
+            request.shelves.clear()  # what no provider knows of is on them still
 
     @property
     def usable(self) -> bool:
