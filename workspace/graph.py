@@ -71,7 +71,8 @@ class Graph:
         """
         timeline = self.timeline
         with timeline.lock:
-            timeline.drain()
+            if timeline.finished or timeline.deferred:
+                timeline.drain()
             target = self._target(stream)
             self._begin(target)
         held = Footprint(target, timeline.state.held)

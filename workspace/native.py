@@ -58,6 +58,15 @@ _INLINED: dict[type, str] = {
 }
 
 
+def extension() -> Any | None:
+    """The module in C++; None where it is not built, or not wanted."""
+    if not _NATIVE:
+        return None
+    from workspace import _native
+
+    return _native
+
+
 _BUILD = "build it with a C++ compiler: python setup.py build_ext --inplace"
 
 

@@ -99,7 +99,7 @@ class Request:
         return shelf
 
     def keep(self, block: Block, stream: Stream) -> Shelf:
-        """Make a block that is out on lease come back to the shelf of this request and the stream; returns the shelf."""
+        """Make a block that is out on lease come back to the shelf of this request and stream; returns the shelf."""
         shelf = self.shelves.get(stream.key)
         if shelf is None:
             shelf = self.shelves[stream.key] = Shelf()

@@ -1,6 +1,7 @@
 // workspace._native: the methods of the steady path in C++, made for the Python classes that `bind` is given.
 
 #include "methods.h"
+#include "verbs.h"
 
 namespace {
 
@@ -58,8 +59,11 @@ PyMethodDef functions[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
+int execute(PyObject* module) { return add_verbs(module) ? 0 : -1; }
+
 // The steady path counts on the interpreter's lock: a list's pop and a dict's update are one step under it.
 PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, reinterpret_cast<void*>(execute)},
 #if PY_VERSION_HEX >= 0x030C0000
     {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
 #endif

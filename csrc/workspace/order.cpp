@@ -51,13 +51,14 @@ bool Order::failed() {
 }
 
 // Calls the driver's record or wait. False with an exception set.
-bool Order::enqueue(PyObject* verb, const Ref& event, const Ref& stream) {
+bool Order::enqueue(Ref& verb, PyObject* name, const Ref& event, const Ref& stream) {
   const Ref handle = parts.event_.handle.get(event), key = parts.stream_.key.get(stream);
   if (!handle || !key) {
     PyErr_SetString(PyExc_TypeError, "an event or a stream of the timeline is none");
     return false;
   }
-  return call_method(verb, driver_.get(), handle.get(), key.get()) || failed();
+  if (!verb) verb = attribute(driver_, name);
+  return verb && (call(verb.get(), handle.get(), key.get()) || failed());
 }
 
 Ref Order::record(const Ref& stream) {
@@ -79,14 +80,14 @@ Ref Order::record(const Ref& stream) {
   if (value == -1 && PyErr_Occurred()) return Ref();
   const Ref next(PyLong_FromLongLong(value + 1));
   if (!next || PyDict_SetItem(epochs.get(), id.get(), next.get())) return Ref();
-  if (!enqueue(names.record, event, stream)) return Ref();
+  if (!enqueue(record_, names.record, event, stream)) return Ref();
   parts.event_.covered.set(event.get(), std::move(covered));
   parts.event_.epoch.set(event.get(), std::move(epoch));
   return event;
 }
 
 bool Order::wait(const Ref& event, const Ref& stream) {
-  return enqueue(names.wait, event, stream) && learn(parts.stream_.id.get(stream), parts.event_.covered.get(event));
+  return enqueue(wait_, names.wait, event, stream) && learn(parts.stream_.id.get(stream), parts.event_.covered.get(event));
 }
 
 bool Order::learn(const Ref& id, const Ref& covered) {

@@ -28,11 +28,11 @@ class Order {
 
  private:
   bool failed();
-  bool enqueue(PyObject* verb, const Ref& event, const Ref& stream);
+  bool enqueue(Ref& verb, PyObject* name, const Ref& event, const Ref& stream);
   bool learn(const Ref& id, const Ref& covered);
 
   Ref timeline_, driver_, clocks_, by_key_;
+  Ref record_, wait_;  // the driver's verbs, from the first use on
 };
-
 
 }  // namespace workspace

@@ -15,6 +15,7 @@ from workspace.cuda.graphs import Graphs
 from workspace.cuda.libcuda import LibCuda
 from workspace.cuda.memory import DeviceBuffer, Memory
 from workspace.cuda.streams import Streams
+from workspace.cuda.verbs import hot_verbs
 from workspace.driver import Buffer, Graph
 from workspace.errors import CaptureError, DeviceError, GraphError, SizeError, Unsupported
 
@@ -51,9 +52,9 @@ class CudaDriver:
         self._several = torch.cuda.device_count() > 1
         self._events = Events(lib, self._streams, context, self._several)
         self._memory = Memory(lib, self._streams, self.device)
-        self._graphs = Graphs(lib, self._streams, index)
         self._kept = self._streams.handles
         self._current = torch._C._cuda_getCurrentStream
+        self._graphs = Graphs(lib, self._streams, index, self.current_stream, not self._several)
         # The hot verbs, without a frame in between.
         self.record = self._events.record
         self.wait = self._events.wait
@@ -65,6 +66,8 @@ class CudaDriver:
         self.done = self._events.done
         self.synchronize_event = self._events.synchronize_event
         self.record_use = self._memory.record_use
+        self.__dict__.update(hot_verbs(self, lib, self._streams, index, self._several))
+        self._graphs.current = self.current_stream
 
     # -- streams ---------------------------------------------------------------------------------------------
     def current_stream(self) -> int:

@@ -26,11 +26,14 @@ class CapturedGraph:
         The ``torch.cuda.CUDAGraph``; None once a graph this library did not begin has been collected.
     """
 
-    def __init__(self, owner: Graphs, capture: int, release: Release, raw: Callable[[], Any]) -> None:
+    def __init__(self, owner: Graphs, capture: int, release: Release, raw: Callable[[], Any], kept: bool) -> None:
         self._owner = owner
         self._raw = raw
         self.release = release
         self.capture = capture
+        # The short way of a launch: of a graph that is kept anyway, which its bound method does, on the only device.
+        self._replay = raw().replay if kept and owner.alone else None
+        self._current = owner.current
 
     @property
     def raw(self) -> torch.cuda.CUDAGraph | None:
@@ -39,6 +42,17 @@ class CapturedGraph:
 
     def launch(self, stream: int) -> None:
         """Enqueue the graph on a stream, through torch so that random generators advance."""
+        if self._replay is None or self._current() != stream:
+            self._launch(stream)
+            return
+        try:
+            self._replay()
+        except RuntimeError as error:
+            self._alive()
+            raise self._failure(error, stream) from error
+
+    def _launch(self, stream: int) -> None:
+        """The same for any graph, on any stream."""
         graph = self._alive()
         try:
             if self._owner.is_current(stream):
@@ -47,7 +61,10 @@ class CapturedGraph:
                 with self._owner.on(stream):
                     graph.replay()
         except RuntimeError as error:
-            raise torch_failure(error, "CUDAGraph.replay", capture=self.capture, stream=stream) from error
+            raise self._failure(error, stream) from error
+
+    def _failure(self, error: RuntimeError, stream: int) -> Exception:
+        return torch_failure(error, "CUDAGraph.replay", capture=self.capture, stream=stream)
 
     def reset(self) -> None:
         """Destroy the graph. Launches in flight finish; its release is seen at a later poll."""

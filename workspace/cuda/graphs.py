@@ -43,12 +43,22 @@ class _Open:
 
 
 class Graphs:
-    """Captures and graphs on one device; watches every capture torch begins on it."""
+    """Captures and graphs on one device; watches every capture torch begins on it.
 
-    def __init__(self, lib: LibCuda, streams: Streams, index: int) -> None:
+    Attributes
+    ----------
+    current
+        The driver's `current_stream`.
+    alone
+        The process sees no other device.
+    """
+
+    def __init__(self, lib: LibCuda, streams: Streams, index: int, current: Callable[[], int], alone: bool) -> None:
         self._lib = lib
         self._streams = streams
         self._index = index
+        self.current = current
+        self.alone = alone
         self._handles = streams.handles
         self._is_capturing = lib.cuStreamIsCapturing
         self._own: dict[int, _Own] = {}
@@ -161,8 +171,7 @@ class Graphs:
 
     def is_current(self, stream: int) -> bool:
         """Whether the device and the stream are the calling thread's current ones."""
-        current: int = torch._C._cuda_getCurrentStream(self._index)[0]
-        return current == self._streams.torch_id(stream) and torch._C._cuda_getDevice() == self._index
+        return self.current() == stream and (self.alone or torch._C._cuda_getDevice() == self._index)
 
     @contextmanager
     def on(self, stream: int) -> Iterator[None]:
@@ -211,7 +220,7 @@ class Graphs:
             self._forget(own.pool)
         elif not failed and (own is None or own.kept):
             raw = _strong(graph) if own is not None else opened.graph
-            finished = CapturedGraph(self, opened.capture, opened.release, raw)
+            finished = CapturedGraph(self, opened.capture, opened.release, raw, kept=own is not None)
         if own is not None:
             own.finished = finished
         for _, _, ended in self._callbacks:

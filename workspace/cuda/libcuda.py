@@ -95,7 +95,7 @@ class LibCuda:
             ) from missing
         for name, arguments in _SIGNATURES.items():
             setattr(self, name, self._function(name, arguments))
-        self._capture_info, self._capture_info_length = self._find_capture_info()
+        self.capture_info_function, self._capture_info_length = self._find_capture_info()
         self.out = _Out()
         code = self.cuInit(0)
         if code:
@@ -147,7 +147,7 @@ class LibCuda:
         """Code, identity (0: not capturing) and ``CUgraph`` of the capture a stream is part of."""
         status, identity, graph = c_int(0), c_uint64(0), c_void_p(None)
         rest = [None] * (self._capture_info_length - 4)
-        code = self._capture_info(stream, byref(status), byref(identity), byref(graph), *rest)
+        code = self.capture_info_function(stream, byref(status), byref(identity), byref(graph), *rest)
         return code, identity.value if status.value else 0, graph.value or 0
 
     def text(self, code: int) -> str:

@@ -65,6 +65,11 @@ class Streams:
         self._keep(handle, handle)
         return handle
 
+    @property
+    def keys(self) -> dict[int, int]:
+        """Key of each stream that is never destroyed, by handle."""
+        return self._keys
+
     def owned(self, key: int) -> bool:
         return key in self.handles
 
