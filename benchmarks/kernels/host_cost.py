@@ -1,25 +1,33 @@
 """What a call of each op costs the host at 2 rows, as the model calls it: ``python -m benchmarks.kernels.host_cost``.
 
 Finely interleaved in one process, so that only ratios count. The bare launch is an empty kernel through a boxed op of
-one tensor (csrc/bench/boxed.cpp).
+one tensor (csrc/bench/boxed.cpp). The returning form fills the slots of a lease of `upstream`, as the model's leases
+hand them out; the one that is given no outs, which tells their shapes from the inputs, is timed where it can.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import workspace
 from benchmarks.first_run.__main__ import machine
 from benchmarks.first_run.timing import interleaved
 from benchmarks.kernels.calls import CALLS, call
 from benchmarks.kernels.maker import Call
+from dsv4.ops import OpError
+from workspace import Layout, Slot, spec
 
 ROWS = 2
 BARE = "bare launch"
+NEW = "x.new_empty"
+FACES = "out form", "dispatched", "returning form"
 LIMIT = 1.5
 SOURCES = Path(__file__).resolve().parents[2] / "csrc" / "bench"
 
@@ -42,32 +50,102 @@ def bare_library(built: Path | None) -> None:
     cpp_extension.load(name="bare", sources=sources, is_python_module=False)
 
 
-def statements(calls: dict[str, Call]) -> tuple[dict[str, str], dict[str, Any]]:
-    """Statements to time and their scope: each op's out form, and its dispatched face."""
-    found = {"empty statement": "pass", BARE: "bare(x)", "x.new_empty": "x.new_empty((2, 64, 512))"}
+def slots(lease: workspace.Lease, tensors: tuple[torch.Tensor, ...], first: int = 0) -> tuple[Slot, ...] | None:
+    """The slots of a lease that stand for these tensors."""
+    return tuple(getattr(lease, f"one{first + number}") for number in range(len(tensors))) or None
+
+
+@contextmanager
+def returning(calls: dict[str, Call]) -> Iterator[dict[str, dict[str, Any]]]:
+    """For each op, slots for its outs and scratch, of leases that are held meanwhile."""
+    ws = workspace.create("upstream", device="cuda", allow_unsafe=True)
+    with ExitStack() as held:
+        found = {}
+        for name, one in calls.items():
+            tensors = (*one.outs, *one.scratch)
+            specs: dict[str, Any] = {
+                f"one{number}": spec(*each.shape, dtype=each.dtype) for number, each in enumerate(tensors)
+            }
+            if not specs:
+                continue
+            lease = held.enter_context(ws.lease(Layout(name, **specs)))
+            found[name] = {
+                "slot_out": slots(lease, one.outs),
+                "slot_scratch": slots(lease, one.scratch, len(one.outs)),
+                "slots": slots(lease, tensors),
+            }
+        yield found
+
+
+def tells_its_shapes(one: Call) -> bool:
+    """Whether the op runs with neither outs nor scratch given."""
+    try:
+        one.op(*one.inputs)
+    except OpError:
+        return False
+    return bool(one.outs)
+
+
+def statements(calls: dict[str, Call], slots_of: dict[str, dict[str, Any]]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Statements to time and their scope: each op's out form, its dispatched face, and its returning forms."""
+    found = {"empty statement": "pass", BARE: "bare(x)", NEW: "x.new_empty((2, 64, 512))"}
     scope: dict[str, Any] = {"bare": torch.ops.calling_boxed.one, "x": torch.zeros(2, 8, device="cuda")}
     for number, (name, one) in enumerate(calls.items()):
         mine = {"op": one.op, "overload": one.op.overload, "every": (*one.inputs, *one.outs, *one.scratch)}
         mine |= {"inputs": one.inputs, "out": one.outs or None, "scratch": one.scratch or None}
+        mine |= slots_of.get(name, {})
         scope |= {f"{key}{number}": value for key, value in mine.items()}
         found[f"{name}, out form"] = f"op{number}(*inputs{number}, out=out{number}, scratch=scratch{number})"
         found[f"{name}, dispatched"] = f"overload{number}(*every{number})"
+        if name in slots_of:
+            emptied = f"for slot in slots{number}: slot._tensor = None\n"
+            filled = f"op{number}(*inputs{number}, out=slot_out{number}, scratch=slot_scratch{number})"
+            found[f"{name}, returning form"] = emptied + filled
+        if tells_its_shapes(one):
+            found[f"{name}, no outs given"] = f"op{number}(*inputs{number})"
     return found, scope
 
 
 def measured() -> dict[str, Any]:
     """us of each statement, ratios to the bare launch, and the sum over a C4 layer."""
     calls = {name: call(name, ROWS) for name in CALLS}
-    found, scope = statements(calls)
-    with torch.inference_mode():
+    with torch.inference_mode(), returning(calls) as slots_of:
+        found, scope = statements(calls, slots_of)
         taken = interleaved(found, scope, settle=torch.cuda.synchronize, rounds=11, calls=100)
-    bare = taken[BARE]["median_us"]
-    ratios = {name: round(taken[f"{name}, out form"]["median_us"] / bare, 2) for name in calls}
-    layer = {
-        face: round(sum(count * taken[f"{name}, {face}"]["median_us"] for name, count in LAYER.items()), 1)
-        for face in ("out form", "dispatched")
+    middle = {name: one["median_us"] for name, one in taken.items()}
+    for name in calls:  # what has no outs of its own returns nothing
+        middle.setdefault(f"{name}, returning form", middle[f"{name}, out form"])
+    limit = LIMIT * middle[BARE]
+    made = {name: len(one.outs) + len(one.scratch) for name, one in calls.items()}
+    by_op = {face: {name: count * middle[f"{name}, {face}"] for name, count in LAYER.items()} for face in FACES}
+    return {
+        "rows": ROWS,
+        "us": taken,
+        "over_bare_launch": {name: round(middle[f"{name}, out form"] / middle[BARE], 2) for name in calls},
+        "tensors_returned": made,
+        "returning_over_target": {
+            name: round(middle[f"{name}, returning form"] / (limit + bool(made[name]) * middle[NEW]), 2)
+            for name in calls
+        },
+        "c4_layer_us": {face: round(sum(own.values()), 1) for face, own in by_op.items()},
+        "c4_layer_us_by_op": {face: {name: round(us, 2) for name, us in own.items()} for face, own in by_op.items()},
+        "c4_layer_calls": LAYER,
     }
-    return {"rows": ROWS, "us": taken, "over_bare_launch": ratios, "c4_layer_us": layer, "c4_layer_calls": LAYER}
+
+
+def show(results: dict[str, Any]) -> None:
+    """A line an op, then the layer op by op."""
+    taken = {name: one["median_us"] for name, one in results["us"].items()}
+    print(f"bare launch {taken[BARE]:.2f} us, x.new_empty {taken[NEW]:.2f} us")
+    for name, ratio in results["over_bare_launch"].items():
+        own = {face: taken.get(f"{name}, {face}", 0.0) for face in (*FACES, "no outs given")}
+        columns = ", ".join(f"{face} {us:6.2f}" for face, us in own.items())
+        targets = f"{ratio / LIMIT:.2f} and {results['returning_over_target'][name]:.2f} of the targets"
+        print(f"{name:24} {columns}; {results['tensors_returned'][name]} tensors; {targets}")
+    print(f"a C4 layer: {results['c4_layer_us']}")
+    for name, count in LAYER.items():
+        both = (results["c4_layer_us_by_op"][face][name] for face in ("out form", "returning form"))
+        print(f"  {count} x {name:24}", *(f"{us:6.2f}" for us in both))
 
 
 def main() -> None:
@@ -79,12 +157,7 @@ def main() -> None:
     options = parser.parse_args()
     bare_library(options.library)
     results = {"machine": machine(), "commit": options.commit, **measured()}
-    taken = results["us"]
-    print(f"bare launch {taken[BARE]['median_us']:.2f} us, x.new_empty {taken['x.new_empty']['median_us']:.2f} us")
-    for name, ratio in results["over_bare_launch"].items():
-        faces = [taken[f"{name}, {face}"]["median_us"] for face in ("out form", "dispatched")]
-        print(f"{name:26} {faces[0]:6.2f} us, {ratio:.2f} of the bare launch; dispatched {faces[1]:6.2f} us")
-    print(f"a C4 layer: {results['c4_layer_us']}")
+    show(results)
     if options.output:
         options.output.write_text(json.dumps(results, indent=1) + "\n")
 

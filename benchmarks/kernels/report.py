@@ -20,11 +20,19 @@ def kernel_table(results: dict[str, Any]) -> list[str]:
 
 
 def host_table(results: dict[str, Any]) -> list[str]:
-    """One row for each op: the out form as the model calls it, over the bare launch, and the dispatched face."""
-    lines = ["| op | out form, us | over the bare launch | dispatched, us |", "|---|---|---|---|"]
+    """One row for each op: the out form as the model calls it, over the bare launch, and the other faces."""
+    lines = [
+        "| op | out form, us | over the bare launch | dispatched, us | returning, us | its tensors | of its target |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for name, ratio in results["over_bare_launch"].items():
-        own, dispatched = (results["us"][f"{name}, {face}"]["median_us"] for face in ("out form", "dispatched"))
-        lines.append(f"| {name} | {own:.2f} | {ratio:.2f} | {dispatched:.2f} |")
+        own, dispatched, returning = (
+            results["us"].get(f"{name}, {face}", {}).get("median_us")
+            for face in ("out form", "dispatched", "returning form")
+        )
+        returned = f"{returning:.2f}" if returning else ""
+        figures = f"{own:.2f} | {ratio:.2f} | {dispatched:.2f} | {returned} | {results['tensors_returned'][name]}"
+        lines.append(f"| {name} | {figures} | {results['returning_over_target'][name]:.2f} |")
     return lines
 
 
