@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -28,31 +30,30 @@ def fill_chosen(f: Forward, _: Op) -> None:
     found.copy_(torch.where(place < f.meta.candidates[:, None], place, -1))
 
 
-def _scores(f: Forward, first: int, last: int, out: Any) -> None:
-    """Logits of some rows over their requests' indexer keys."""
-    s, rows = f.preparation, slice(first, last)
-    fp4 = f.precision.indexer is Format.INDEXER_FP4
+def _scores(f: Forward, cut: Callable[[Any], Any], request: Any, candidates: Any, out: Any) -> None:
+    """Logits of some rows, which `cut` takes from a tensor of all, over their requests' indexer keys."""
+    s, layer, kept_as = f.preparation, f.layer, f.precision.indexer
     ops.indexer_logits(
-        s.iq[rows],
-        s.iq_scale[rows] if fp4 else None,
-        s.iq_weights[rows],
-        f.caches.index,
+        cut(s.iq),
+        cut(s.iq_scale) if kept_as is Format.INDEXER_FP4 else None,
+        cut(s.iq_weights),
+        layer.caches.index,
         f.meta.tables[COMPRESSED],
-        f.meta.request[rows],
-        f.meta.candidates[rows],
-        f.body.caches.index_pages.block_size,
-        f.precision.indexer,
+        request,
+        candidates,
+        layer.index_block,
+        kept_as,
         out=out,
     )
 
 
 def score_decode(f: Forward, _: Op) -> None:
-    _scores(f, 0, f.decode, f.attention.logits_decode)
+    rows = f.rows
+    _scores(f, rows.of, rows.request, rows.candidates, f.attention.logits_decode)
 
 
 def choose_decode(f: Forward, _: Op) -> None:
-    rows = slice(0, f.decode)
-    ops.indexer_top_k(f.attention.logits_decode, f.meta.candidates[rows], out=chosen(f)[rows])
+    ops.indexer_top_k(f.attention.logits_decode, f.rows.candidates, out=f.rows.chosen)
 
 
 def choose_prefill(f: Forward, _: Op) -> None:
@@ -65,15 +66,15 @@ def choose_prefill(f: Forward, _: Op) -> None:
             rows = slice(start, min(start + step, last))
             count = rows.stop - start
             logits = room[: count * width].view(count, width)
-            _scores(f, start, rows.stop, logits)
-            ops.indexer_top_k(logits, f.meta.candidates[rows], out=chosen(f)[rows])
+            candidates = f.meta.candidates[rows]
+            _scores(f, itemgetter(rows), f.meta.request[rows], candidates, logits)
+            ops.indexer_top_k(logits, candidates, out=chosen(f)[rows])
 
 
 def place_chosen(f: Forward, _: Op) -> None:
     """Where the decode rows' chosen keys lie in the paged cache."""
-    meta, s, rows = f.meta, f.attention, slice(0, f.decode)
-    block = f.body.caches.compressed_pages(LayerKind.C4).block_size
-    given = chosen(f)[rows], meta.request[rows], meta.tables[COMPRESSED], meta.valid[rows], block
+    s, rows = f.attention, f.rows
+    given = rows.chosen, rows.request, f.meta.tables[COMPRESSED], rows.valid, f.layer.compressed_block
     ops.global_top_k(*given, out=(s.global_indices, s.global_lens))
 
 
@@ -85,50 +86,54 @@ def clear_padding(f: Forward) -> None:
 
 def attend_decode(f: Forward, _: Op) -> None:
     clear_padding(f)
-    meta, caches, kind = f.meta, f.body.caches, f.weights.kind
+    meta, layer, rows, kind = f.meta, f.layer, f.rows, f.layer.kind
+    s = f.attention
     extra: tuple[Any, Any, Any] = None, None, None
     if kind is LayerKind.C4:
-        extra = f.caches.compressed, f.attention.global_indices, f.attention.global_lens
+        extra = layer.caches.compressed, s.global_indices, s.global_lens
     elif kind is LayerKind.C128:
-        extra = f.caches.compressed, meta.c128.slots, meta.c128.lens
+        extra = layer.caches.compressed, meta.c128.slots, meta.c128.lens
     ops.sparse_attention_decode(
-        f.preparation.q_out[: f.decode],
-        f.caches.window,
+        rows.of(f.preparation.q_out),
+        layer.caches.window,
         meta.window.slots,
         meta.window.lens,
         *extra,
-        f.weights.attention.sink,
-        f.config.head_dim**-0.5,
+        layer.attention.sink,
+        layer.scale,
         f.config.qk_rope_head_dim,
-        caches.window_pages.block_size,
-        caches.compressed_pages(kind).block_size if extra[0] is not None else 1,
+        layer.window_block,
+        layer.compressed_block,
         f.precision.keys,
-        out=f.output.o[: f.decode],
-        scratch=f.attention.partial,
+        out=rows.of(f.output.o),
+        scratch=s.partial,
     )
 
 
 def attend_prefill(f: Forward, _: Op) -> None:
     """Gather, combine and attend, one group of requests after the other in the same scratch."""
-    if not f.decode:
+    if not f.rows.count:
         clear_padding(f)
-    for group in f.meta.gathers[f.weights.kind]:
+    layer = f.layer
+    for group in f.meta.gathers[layer.kind]:
         keys = f.attention.kv_gather
-        if f.caches.compressed is not None:
-            block = f.body.caches.compressed_pages(f.weights.kind).block_size
-            _gather(f, group, f.caches.compressed, COMPRESSED, block, keys)
-        _gather(f, group, f.caches.window, SWA, f.body.caches.window_pages.block_size, keys)
+        if layer.caches.compressed is not None:
+            compressed = group.compressed_first, group.compressed_starts
+            _gather(f, group, layer.caches.compressed, COMPRESSED, *compressed, layer.compressed_block, keys)
+        window = group.window_first, group.window_starts
+        _gather(f, group, layer.caches.window, SWA, *window, layer.window_block, keys)
         _attend_group(f, group)
 
 
-def _gather(f: Forward, group: Gather, cache: torch.Tensor, name: str, block_size: int, keys: Any) -> None:
-    window = name == SWA
+def _gather(
+    f: Forward, group: Gather, cache: torch.Tensor, name: str, first: Any, starts: Any, block_size: int, keys: Any
+) -> None:
     ops.gather_keys(
         cache,
         f.meta.tables[name],
         group.request,
-        group.window_first if window else group.compressed_first,
-        group.window_starts if window else group.compressed_starts,
+        first,
+        starts,
         f.config.qk_rope_head_dim,
         block_size,
         f.precision.keys,
@@ -137,8 +142,8 @@ def _gather(f: Forward, group: Gather, cache: torch.Tensor, name: str, block_siz
 
 
 def _attend_group(f: Forward, group: Gather) -> None:
-    kind, rows = f.weights.kind, slice(group.first_row, group.last_row)
-    part = slice(rows.start - f.decode, rows.stop - f.decode)
+    layer, rows, decode = f.layer, slice(group.first_row, group.last_row), f.rows.count
+    part = slice(rows.start - decode, rows.stop - decode)
     combined = f.attention.combined_idx[part], f.attention.combined_lens[part]
     ops.combine_indices(
         f.meta.positions[rows],
@@ -146,13 +151,12 @@ def _attend_group(f: Forward, group: Gather) -> None:
         group.compressed_starts[:-1],
         group.window_starts[:-1],
         group.window_first,
-        chosen(f)[rows] if kind is LayerKind.C4 else None,
-        RATIO[kind],
+        chosen(f)[rows] if layer.kind is LayerKind.C4 else None,
+        RATIO[layer.kind],
         f.config.sliding_window,
         out=combined,
     )
-    scale = f.config.head_dim**-0.5
-    given = f.preparation.q_out[rows], f.attention.kv_gather, *combined, f.weights.attention.sink, scale
+    given = f.preparation.q_out[rows], f.attention.kv_gather, *combined, layer.attention.sink, layer.scale
     ops.sparse_attention_prefill(*given, out=f.output.o[rows])
 
 

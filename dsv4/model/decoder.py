@@ -15,11 +15,13 @@ from dsv4.config import LayerKind
 from dsv4.engine import Engine
 from dsv4.model import attend, finish, prepare
 from dsv4.model.context import Context
-from dsv4.model.forward import AllReduce, Body, Forward
+from dsv4.model.forward import AllReduce, Forward
+from dsv4.model.layer import Body, layers_of
 from dsv4.model.linear import linear
 from dsv4.model.metadata import Metadata, Padding, metadata
 from dsv4.model.precision import Precision
 from dsv4.model.reserve import persist
+from dsv4.model.route import Routes
 from dsv4.model.scratch import draft_entry
 from dsv4.model.upload import upload
 from dsv4.model.weights import DraftWeights, ModelWeights
@@ -28,7 +30,7 @@ from dsv4.plan import conditions_of, dims_of
 from dsv4.scheduler import Rows
 from dsv4.shard import Shard
 from dsv4.stages import MAIN
-from dsv4.topology import AUX_STREAMS
+from dsv4.topology import AUX_STREAMS, Conditions
 
 KERNELS = prepare.KERNELS | attend.KERNELS | finish.KERNELS
 
@@ -91,7 +93,8 @@ class Decoder:
         self.main = ws.stream(MAIN + suffix)
         chosen = persist(ws, shard, engine, suffix)
         tables = {kind: self.table(kind) for kind in set(caches.kinds)}
-        self.body = Body(weights.layers, caches, self._embed, weights.head, tables, chosen)
+        self.body = Body(layers_of(weights.layers, caches, tables), caches, self._embed, weights.head, chosen)
+        self._routes: dict[Conditions, Routes] = {}
 
     def table(self, kind: LayerKind) -> torch.Tensor:
         """The RoPE table of a kind of layer, where the weights are."""
@@ -114,8 +117,7 @@ class Decoder:
             A request needs more blocks than are free. What other requests hold is untouched.
         """
         walk = self.prepared(rows, contexts, padding)
-        for _ in self.layers(walk):
-            pass
+        self.enqueue(walk)
         return outcome(walk, rows)
 
     def prepared(
@@ -125,6 +127,12 @@ class Decoder:
         for one in rows:
             contexts[one.request].blocks_of(self.caches).extend(one.start, one.end)
         return self.eager(self.body, rows, contexts, padding)
+
+    def enqueue(self, walk: Forward) -> None:
+        """Enqueue a prepared pass as a whole."""
+        with torch.no_grad():
+            for _ in walk.walk():
+                pass
 
     def layers(self, walk: Forward) -> Iterator[None]:
         """Enqueue a prepared pass, yielding after each layer, where another micro-batch may take its turn."""
@@ -159,7 +167,10 @@ class Decoder:
         tokens = meta.positions.shape[0]
         conditions = conditions_of(batch, self.shard, region, self.aux_streams, tokens)
         dims = {kind: dims_of(batch, kind, self.engine, tokens) for kind in set(body.caches.kinds)}
-        given = self.ws, self.shard, self.precision, body, meta, dims, conditions, self.streams, KERNELS
+        routes = self._routes.get(conditions)
+        if routes is None:
+            routes = self._routes[conditions] = Routes(conditions, Forward, KERNELS, self.streams)
+        given = self.ws, self.shard, self.precision, body, meta, dims, routes, self.streams
         return Forward(*given, self.all_reduce)
 
     def _embed(self, f: Forward, residual: Any) -> None:
@@ -178,9 +189,9 @@ class Draft:
     def __init__(self, target: Decoder, weights: DraftWeights, caches: Caches) -> None:
         self.target = target
         self.weights = weights
-        tables = {LayerKind.SWA: target.table(LayerKind.SWA)}
         self.caches = caches
-        self.body = Body((weights.layer,), caches, self._enter, weights.head, tables, None)
+        layers = layers_of((weights.layer,), caches, {LayerKind.SWA: target.table(LayerKind.SWA)})
+        self.body = Body(layers, caches, self._enter, weights.head, None)
 
     def forward(self, rows: Sequence[Rows], contexts: Mapping[int, Context], residual: torch.Tensor) -> Outcome:
         """Draft from the target's streams: row p takes the residual of position p and the token of p + 1.
@@ -194,8 +205,7 @@ class Draft:
             contexts[one.request].blocks_of(self.caches).extend(one.start, one.end)
         walk = self.target.eager(self.body, rows, contexts, shift=1)
         walk.given = residual
-        for _ in self.target.layers(walk):
-            pass
+        self.target.enqueue(walk)
         return outcome(walk, rows)
 
     def _enter(self, f: Forward, streams: Any) -> None:

@@ -9,22 +9,20 @@ import torch
 from dsv4 import ops
 from dsv4.model.forward import Forward, Kernel
 from dsv4.model.linear import linear, linear_wide
-from dsv4.model.scratch import experts_layout
-from dsv4.model.weights import HyperWeights
 from dsv4.topology import Op
 
 
 def rotate_back(f: Forward, _: Op) -> None:
-    given = f.output.o, f.meta.positions, f.table, f.shard.heads
+    given = f.output.o, f.meta.positions, f.layer.table, f.shard.heads
     ops.inverse_rope(*given, out=f.projection.o_grouped)
 
 
 def project_groups(f: Forward, _: Op) -> None:
-    torch.bmm(f.projection.o_grouped, f.weights.attention.wo_a, out=f.projection.z.transpose(0, 1))
+    torch.bmm(f.projection.o_grouped, f.layer.attention.wo_a, out=f.projection.z.transpose(0, 1))
 
 
 def project(f: Forward, _: Op) -> None:
-    linear(f.projection.z.flatten(1), f.weights.attention.wo_b, out=f.projection.attn_out)
+    linear(f.projection.z.flatten(1), f.layer.attention.wo_b, out=f.projection.attn_out)
     f.sum_over_ranks("projection", f.projection.attn_out)
 
 
@@ -35,27 +33,21 @@ def quantised_elsewhere(f: Forward, _: Op) -> None:
 # -- hyper-connections -----------------------------------------------------------------------------------
 
 
-def _mixing(f: Forward, own: HyperWeights) -> tuple[Any, ...]:
-    config = f.config
-    eps = config.rms_norm_eps, config.hc_eps, config.hc_sinkhorn_iters
-    return own.fn, own.base, own.scale, own.norm, *eps
-
-
 def enter(f: Forward, _: Op) -> None:
     """The streams' first contents, and what the first block reads of them."""
     s = f.mhc_attn
     f.body.enter(f, s.residual)
-    ops.mhc_pre(s.residual, *_mixing(f, f.weights.hc_attn), out=(s.layer_in, s.post, s.comb))
+    ops.mhc_pre(s.residual, *f.layer.into_attention, out=(s.layer_in, s.post, s.comb))
 
 
 def between_blocks(f: Forward, op: Op) -> None:
     """Out of one block and into the next: which ones, the op's accesses say."""
-    into_attention = op.writes[0].startswith("mhc_attn.")
-    source, target = (f.mhc_ffn, f.mhc_attn) if into_attention else (f.mhc_attn, f.mhc_ffn)
-    y = f.summed("ffn").y if into_attention else f.summed("projection").attn_out
-    own = f.weights.hc_attn if into_attention else f.weights.hc_ffn
+    if op.writes[0].startswith("mhc_attn."):
+        source, target, given, y = f.mhc_ffn, f.mhc_attn, f.layer.into_attention, f.summed("ffn").y
+    else:
+        source, target, given, y = f.mhc_attn, f.mhc_ffn, f.layer.into_ffn, f.summed("projection").attn_out
     out = target.residual, target.layer_in, target.post, target.comb
-    ops.mhc_post_pre(source.residual, source.post, source.comb, y, *_mixing(f, own), out=out)
+    ops.mhc_post_pre(source.residual, source.post, source.comb, y, *given, out=out)
 
 
 def leave(f: Forward, _: Op) -> None:
@@ -74,23 +66,19 @@ def moe(f: Forward, _: Op) -> None:
 
 
 def _experts(f: Forward) -> None:
-    """The shared expert and the routed ones, of this rank each."""
-    own, config, x = f.weights.experts, f.config, f.mhc_ffn.layer_in
-    with f.ws.lease(experts_layout(f.shard, f.precision), T=f.tokens) as s:
+    """The routed experts and the shared one, of this rank each."""
+    own, config, x, y = f.layer.experts, f.config, f.mhc_ffn.layer_in, f.ffn.y
+    with f.lease("experts") as s:
         linear_wide(x, own.gate, out=s.logits)
-        factor = config.routed_scaling_factor
-        ops.route(s.logits, own.bias, own.table, f.meta.tokens, factor, out=(s.experts, s.weights))
-        _keep_own(f, s.experts)
+        given = own.bias, own.table, f.meta.tokens, config.routed_scaling_factor
+        chosen = ops.route(s.logits, *given, out=(s.experts, s.weights))
+        _keep_own(f, chosen[0])
         scratch = s.rows, s.gate_up, s.act, s.down
-        given = x, s.experts, s.weights, own.w13, own.w2, config.swiglu_limit
-        if own.shared is None:
-            ops.routed_experts(*given, out=f.ffn.y, scratch=scratch)
-            return
-        linear(x, own.shared.w13, out=s.shared_gate_up)
-        ops.swiglu(s.shared_gate_up, config.swiglu_limit, out=s.shared_act)
-        linear(s.shared_act, own.shared.w2, out=f.ffn.y)
-        ops.routed_experts(*given, out=s.routed, scratch=scratch)
-        f.ffn.y.add_(s.routed)
+        y = ops.routed_experts(x, *chosen, own.w13, own.w2, config.swiglu_limit, out=y, scratch=scratch)
+        if own.shared is not None:
+            linear(x, own.shared.w13, out=s.shared_gate_up)
+            ops.swiglu(s.shared_gate_up, config.swiglu_limit, out=s.shared_act)
+            y.addmm_(s.shared_act, own.shared.w2)
 
 
 def _keep_own(f: Forward, experts: Any) -> None:

@@ -91,8 +91,7 @@ class Graphs:
             walk.residual, walk.hidden = self._residual[:tokens], self._hidden[:tokens]
             with ws.capture(lane=lane_of(self._index)) as capture:
                 walk.broken = partial(self._break, capture)
-                for _ in decoder.layers(walk):
-                    pass
+                decoder.enqueue(walk)
         self._buckets[tokens] = Bucket(capture.graph, walk, padding)
 
     def replay(self, tokens: int, rows: Sequence[Rows], contexts: Mapping[int, Context]) -> Outcome:

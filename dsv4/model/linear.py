@@ -11,17 +11,17 @@ from workspace import Slot
 
 
 def linear(x: Any, weight: torch.Tensor, out: Any) -> Any:
-    """x [T, K] times weight [N, K] transposed, into out [T, N]; all of one dtype. Any of them may be a slot."""
+    """x [T, K] times weight [K, N], into out [T, N]; all of one dtype. x and out may be slots."""
     if type(out) is Slot:
-        return out.fill(torch.mm(x, weight.T))
-    return torch.mm(x, weight.T, out=out)
+        return out.fill(torch.mm(x, weight))
+    return torch.mm(x, weight, out=out)
 
 
 def linear_wide(x: Any, weight: torch.Tensor, out: Any) -> Any:
     """As `linear`, accumulated and kept in float32 (float64 for float64)."""
-    if x.is_cuda and x.dtype is weight.dtype is torch.bfloat16:
+    if weight.dtype is torch.bfloat16 and weight.is_cuda:
         # Its tensor cores sum in float32 as it is; a wide copy of the weights would be made at every call.
         if type(out) is Slot:
-            return out.fill(torch.mm(x, weight.T, out_dtype=torch.float32))
-        return torch.mm(x, weight.T, out_dtype=torch.float32, out=out)
-    return torch.mm(wide(x), wide(weight).T, out=out)
+            return out.fill(torch.mm(x, weight, out_dtype=torch.float32))
+        return torch.mm(x, weight, out_dtype=torch.float32, out=out)
+    return torch.mm(wide(x), wide(weight), out=out)

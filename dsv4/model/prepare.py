@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dsv4 import ops
+from dsv4.cache.groups import C4_STATE, C128_STATE
 from dsv4.cache.pages import Format
 from dsv4.model.forward import Forward, Kernel
 from dsv4.model.linear import linear, linear_wide
@@ -12,115 +15,116 @@ from dsv4.topology import Op
 
 
 def query_input(f: Forward, _: Op) -> None:
-    linear(f.mhc_attn.layer_in, f.weights.attention.wqa_wkv, out=f.inputs.qr_kv)
+    linear(f.mhc_attn.layer_in, f.layer.attention.wqa_wkv, out=f.inputs.qr_kv)
 
 
 def compressor_input(f: Forward, _: Op) -> None:
-    linear_wide(f.mhc_attn.layer_in, f.compressor.wkv_wgate, out=f.inputs.kv_score)
+    linear_wide(f.mhc_attn.layer_in, f.layer.compressor.wkv_wgate, out=f.inputs.kv_score)
 
 
 def weights_input(f: Forward, _: Op) -> None:
-    linear(f.mhc_attn.layer_in, f.indexer.weights_proj, out=f.inputs.idx_w)
+    linear(f.mhc_attn.layer_in, f.layer.indexer.weights_proj, out=f.inputs.idx_w)
 
 
 def indexer_input(f: Forward, _: Op) -> None:
-    weight = f.indexer.compressor.wkv_wgate
-    linear_wide(f.mhc_attn.layer_in, weight, out=f.inputs.idx_kv_score)
+    linear_wide(f.mhc_attn.layer_in, f.layer.indexer.compressor.wkv_wgate, out=f.inputs.idx_kv_score)
 
 
 def latent_norms(f: Forward, _: Op) -> None:
-    own, s = f.weights.attention, f.norms
-    eps = f.config.rms_norm_eps
-    ops.q_kv_rmsnorm(f.inputs.qr_kv, own.q_norm, own.kv_norm, eps, out=(s.qr, s.kv))
+    own, s = f.layer.attention, f.norms
+    ops.q_kv_rmsnorm(f.inputs.qr_kv, own.q_norm, own.kv_norm, f.config.rms_norm_eps, out=(s.qr, s.kv))
 
 
 def query(f: Forward, _: Op) -> None:
-    linear(f.norms.qr, f.weights.attention.wq_b, out=f.preparation.q.flatten(1))
+    linear(f.norms.qr, f.layer.attention.wq_b, out=f.preparation.q.flatten(1))
 
 
 def insert(f: Forward, _: Op) -> None:
-    s, meta = f.preparation, f.meta
+    s, meta, layer = f.preparation, f.meta, f.layer
     ops.q_norm_rope_kv_insert(
         s.q,
         f.norms.kv,
-        f.caches.window,
+        layer.caches.window,
         meta.window_slots,
         meta.positions,
-        f.table,
+        layer.table,
         f.config.rms_norm_eps,
-        f.body.caches.window_pages.block_size,
+        layer.window_block,
         f.precision.keys,
         out=s.q_out,
     )
 
 
 def indexer_query(f: Forward, _: Op) -> None:
-    linear(f.norms.qr, f.indexer.wq_b, out=f.preparation.idx_q.flatten(1))
+    linear(f.norms.qr, f.layer.indexer.wq_b, out=f.preparation.idx_q.flatten(1))
 
 
 def quantise_indexer_query(f: Forward, _: Op) -> None:
-    s, config = f.preparation, f.config
-    scale = config.index_head_dim**-0.5 * config.index_n_heads**-0.5
-    fp4 = f.precision.indexer is Format.INDEXER_FP4
-    out = (s.iq, s.iq_scale, s.iq_weights) if fp4 else (s.iq, s.iq_weights)
-    given = s.idx_q, f.inputs.idx_w, f.meta.positions, f.table, scale
-    INDEXER_QUERY[f.precision.indexer](*given, out=out)
+    s, layer, precision = f.preparation, f.layer, f.precision.indexer
+    out = (s.iq, s.iq_scale, s.iq_weights) if precision is Format.INDEXER_FP4 else (s.iq, s.iq_weights)
+    INDEXER_QUERY[precision](s.idx_q, f.inputs.idx_w, f.meta.positions, layer.table, layer.index_scale, out=out)
 
 
 def compress_indexer(f: Forward, _: Op) -> None:
-    _compress(f, f.indexer.compressor, f.inputs.idx_kv_score, f.caches.index_state, index=True)
+    layer, caches = f.layer, f.layer.caches
+    cache = caches.index_state, caches.index, layer.index_block, f.precision.indexer
+    _compress(f, layer.indexer.compressor, f.inputs.idx_kv_score, *cache)
 
 
 def compress_c4(f: Forward, _: Op) -> None:
-    _compress(f, f.compressor, f.inputs.kv_score, f.caches.state, index=False)
+    layer, caches = f.layer, f.layer.caches
+    cache = caches.state, caches.compressed, layer.compressed_block, f.precision.keys
+    _compress(f, layer.compressor, f.inputs.kv_score, *cache)
 
 
-def _compress(f: Forward, own: CompressorWeights, kv_score: object, state: object, *, index: bool) -> None:
+def _compress(
+    f: Forward, own: CompressorWeights, kv_score: Any, state: Any, cache: Any, block_size: int, kept_as: Format
+) -> None:
     """Save states, and compress the groups of 4 that are complete."""
-    meta, kind, caches = f.meta, f.weights.kind, f.body.caches
-    ops.save_partial_states(kv_score, own.ape, meta.positions, meta.state_slots[kind], state)
-    pages = caches.index_pages if index else caches.compressed_pages(kind)
+    meta, layer = f.meta, f.layer
+    positions = meta.positions
+    ops.save_partial_states(kv_score, own.ape, positions, meta.state_slots[layer.kind], state)
     ops.compress(
         state,
-        meta.tables["c4_state"],
-        meta.positions,
+        meta.tables[C4_STATE],
+        positions,
         meta.request,
-        meta.compressed_slots[kind],
+        meta.compressed_slots[layer.kind],
         own.norm,
-        f.table,
-        f.caches.index if index else f.caches.compressed,
+        layer.table,
+        cache,
         4,
         True,
         f.config.rms_norm_eps,
-        pages.block_size,
-        f.precision.indexer if index else f.precision.keys,
+        block_size,
+        kept_as,
     )
 
 
 def save_c128(f: Forward, _: Op) -> None:
-    meta, kind = f.meta, f.weights.kind
-    kv_score = f.inputs.kv_score
-    ops.save_partial_states(kv_score, f.compressor.ape, meta.positions, meta.state_slots[kind], f.caches.state)
+    meta, layer = f.meta, f.layer
+    slots = meta.state_slots[layer.kind]
+    ops.save_partial_states(f.inputs.kv_score, layer.compressor.ape, meta.positions, slots, layer.caches.state)
 
 
 def pool_c128(f: Forward, _: Op) -> None:
-    meta, slots = f.meta, f.meta.compressed_slots[f.weights.kind]
-    given = f.caches.state, meta.tables["c128_state"], meta.positions, meta.request, slots
-    ops.pool_states(*given, 128, False, out=f.preparation.compressed_kv)
+    meta, layer = f.meta, f.layer
+    given = layer.caches.state, meta.tables[C128_STATE], meta.positions, meta.request
+    ops.pool_states(*given, meta.compressed_slots[layer.kind], 128, False, out=f.preparation.compressed_kv)
 
 
 def store_c128(f: Forward, _: Op) -> None:
-    meta, kind = f.meta, f.weights.kind
+    meta, layer = f.meta, f.layer
     ops.store_compressed(
         f.preparation.compressed_kv,
-        f.compressor.norm,
-        f.table,
+        layer.compressor.norm,
+        layer.table,
         meta.positions,
-        meta.compressed_slots[kind],
-        f.caches.compressed,
+        meta.compressed_slots[layer.kind],
+        layer.caches.compressed,
         128,
         f.config.rms_norm_eps,
-        f.body.caches.compressed_pages(kind).block_size,
+        layer.compressed_block,
         f.precision.keys,
     )
 

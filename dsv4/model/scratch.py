@@ -154,7 +154,7 @@ def experts_layout(shard: Shard, precision: Precision) -> Layout:
     specs = {"logits": spec("T", config.n_routed_experts, dtype=precision.wide), **chosen}
     specs["shared_gate_up"] = spec("T", 2 * inner, dtype=like)
     specs["shared_act"] = spec("T", inner, dtype=like)
-    specs["routed"] = routed.pop("y")
+    del routed["y"]
     return _layout("experts", specs | routed)
 
 

@@ -1,4 +1,7 @@
-"""Weights as the stages use them: fused projections, stacked experts, padded sinks, one rank's share of each."""
+"""Weights as the stages use them: fused projections, stacked experts, padded sinks, one rank's share of each.
+
+Matrices that a product takes are [in, out]: views of the checkpoint's rows, transposed once and not at every call.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ class HyperWeights:
 
 @attrs.frozen(eq=False)
 class CompressorWeights:
-    """wkv and wgate as one projection [2C, H]; ape [ratio, C]; norm [D]."""
+    """wkv and wgate as one projection [H, 2C]; ape [ratio, C]; norm [D]."""
 
     wkv_wgate: torch.Tensor
     ape: torch.Tensor
@@ -36,6 +39,8 @@ class CompressorWeights:
 
 @attrs.frozen(eq=False)
 class IndexerWeights:
+    """wq_b [Q, heads * D] and weights_proj [H, heads]."""
+
     wq_b: torch.Tensor
     weights_proj: torch.Tensor
     compressor: CompressorWeights
@@ -43,7 +48,7 @@ class IndexerWeights:
 
 @attrs.frozen(eq=False)
 class AttentionWeights:
-    """wqa_wkv [Q+D, H]; sink [P], -inf for padding heads; wo_a [G, N, R], ready for a batched product."""
+    """wqa_wkv [H, Q+D], wq_b and wo_b; sink [P], -inf for padding heads; wo_a [G, N, R], for a batched product."""
 
     wqa_wkv: torch.Tensor
     q_norm: torch.Tensor
@@ -58,7 +63,7 @@ class AttentionWeights:
 
 @attrs.frozen(eq=False)
 class SharedExpert:
-    """w13 [2I, H], the gate's rows first, and w2 [H, I]."""
+    """w13 [H, 2I], the gate's columns first, and w2 [I, H]."""
 
     w13: torch.Tensor
     w2: torch.Tensor
@@ -66,7 +71,7 @@ class SharedExpert:
 
 @attrs.frozen(eq=False)
 class ExpertWeights:
-    """The gate with its bias or its token table; w13 [E, 2I, H] and w2 [E, H, I] of this rank's routed experts."""
+    """The gate [H, E] with its bias or its token table; w13 [E, 2I, H] and w2 [E, H, I] of this rank's experts."""
 
     gate: torch.Tensor
     bias: torch.Tensor | None
@@ -142,8 +147,8 @@ class Assembly:
         return DraftWeights(
             self._wide(f"{prefix}enorm.weight"),
             self._wide(f"{prefix}hnorm.weight"),
-            self._matrix(f"{prefix}e_proj.weight"),
-            self._matrix(f"{prefix}h_proj.weight"),
+            self._projection(f"{prefix}e_proj.weight"),
+            self._projection(f"{prefix}h_proj.weight"),
             self._layer(prefix, LayerKind.SWA),
             self._head(prefix),
         )
@@ -152,6 +157,10 @@ class Assembly:
         """Rows of one or several matrices, one below the other; of each this rank's share along dim `split`."""
         parts = [self._tensor(name, self.precision.activations, split) for name in names]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _projection(self, *names: str, split: int | None = None) -> torch.Tensor:
+        """As `_matrix`, [in, out]."""
+        return self._matrix(*names, split=split).T
 
     def _wide(self, name: str, split: int | None = None) -> torch.Tensor:
         return self._tensor(name, self.precision.wide, split)
@@ -188,25 +197,25 @@ class Assembly:
         if kind is LayerKind.C4:
             own = f"{prefix}indexer."
             indexer = IndexerWeights(
-                self._matrix(f"{own}wq_b.weight"),
-                self._matrix(f"{own}weights_proj.weight"),
+                self._projection(f"{own}wq_b.weight"),
+                self._projection(f"{own}weights_proj.weight"),
                 self._compressor(f"{own}compressor."),
             )
         return AttentionWeights(
-            self._matrix(f"{prefix}wq_a.weight", f"{prefix}wkv.weight"),
+            self._projection(f"{prefix}wq_a.weight", f"{prefix}wkv.weight"),
             self._wide(f"{prefix}q_norm.weight"),
             self._wide(f"{prefix}kv_norm.weight"),
-            self._matrix(f"{prefix}wq_b.weight", split=0),
+            self._projection(f"{prefix}wq_b.weight", split=0),
             sink,
             grouped.transpose(1, 2),
-            self._matrix(f"{prefix}wo_b.weight", split=1),
+            self._projection(f"{prefix}wo_b.weight", split=1),
             None if kind is LayerKind.SWA else self._compressor(f"{prefix}compressor."),
             indexer,
         )
 
     def _compressor(self, prefix: str) -> CompressorWeights:
         return CompressorWeights(
-            self._matrix(f"{prefix}wkv.weight", f"{prefix}wgate.weight"),
+            self._projection(f"{prefix}wkv.weight", f"{prefix}wgate.weight"),
             self._wide(f"{prefix}ape"),
             self._wide(f"{prefix}norm.weight"),
         )
@@ -216,10 +225,10 @@ class Assembly:
         shared = None
         if self.config.n_shared_experts:
             own = f"{prefix}shared_experts"
-            w13 = self._matrix(f"{own}.w1.weight", f"{own}.w3.weight", split=0)
-            shared = SharedExpert(w13, self._matrix(f"{own}.w2.weight", split=1))
+            w13 = self._projection(f"{own}.w1.weight", f"{own}.w3.weight", split=0)
+            shared = SharedExpert(w13, self._projection(f"{own}.w2.weight", split=1))
         return ExpertWeights(
-            self._matrix(f"{prefix}gate.weight"),
+            self._projection(f"{prefix}gate.weight"),
             self._wide(bias) if bias in self.tensors else None,
             self._tensor(table, None).contiguous() if table in self.tensors else None,
             *self._routed(f"{prefix}experts."),

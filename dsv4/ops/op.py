@@ -14,6 +14,8 @@ from dsv4.ops.errors import OpError
 from workspace import Layout, Slot, TensorSpec
 from workspace.errors import LayoutError
 
+is_compiling = torch.compiler.is_compiling
+
 LIBRARY = torch.library.Library("dsv4", "FRAGMENT")
 
 KINDS_KEPT = 1024
@@ -98,27 +100,34 @@ class Op:
 
     # -- call ------------------------------------------------------------------------------------------------
     def __call__(self, *inputs: Any, out: Any = None, scratch: Any = None) -> Any:
-        if (
-            self._fast is not None
-            and not torch.compiler.is_compiling()
-            and not kernels.dispatch_modes()
-            and not kernels.function_modes()
-        ):
-            outs, parts = _tensors(out), _tensors(scratch)
-            # The kernel's own checks are the op's; whatever it does not take goes the long way.
-            if self._fast(*inputs, *outs, *parts):
-                return outs[0] if len(outs) == 1 else outs
-            return self._dispatched(inputs, outs or None, parts or None)
-        return self._dispatched(inputs, out, scratch)
+        fast = self._fast
+        if fast is None or is_compiling() or kernels.dispatch_modes() or kernels.function_modes():
+            return self._dispatched(inputs, out, scratch)
+        outs = out if type(out) is tuple else _listed(out)
+        parts = scratch if type(scratch) is tuple else _listed(scratch)
+        # The kernel's own checks are the op's; whatever it does not take goes the long way.
+        if fast(*inputs, *outs, *parts):
+            return outs[0] if len(outs) == 1 else outs
+        if Slot in map(type, outs + parts):
+            # It knows nothing of them: what they stand for is allocated, as the returning form would.
+            return self(*inputs, out=_tensors(outs), scratch=_tensors(parts))
+        return self._dispatched(inputs, outs or None, parts or None)
 
     def _dispatched(self, inputs: tuple[Any, ...], out: Any, scratch: Any) -> Any:
+        if is_compiling():
+            outs = out if type(out) is tuple else _listed(out)
+            parts = scratch if type(scratch) is tuple else _listed(scratch)
+            if (len(outs), len(parts)) == (len(self.outs), len(self.scratch)):
+                # The op alone: checks in Python would break the graph, and kernels make their own.
+                self.overload(*inputs, *outs, *parts)
+                return outs[0] if len(outs) == 1 else outs
         if len(inputs) != len(self._scalars):
             raise OpError(
                 f"{self.name} takes {len(self._scalars)} inputs, not {len(inputs)}",
                 f"pass {', '.join(self._scalars)}",
             )
         given = {name: inputs[place] for place, name, _ in self._places}
-        wanted = [*self._listed("out", out, self.outs), *self._listed("scratch", scratch, self.scratch)]
+        wanted = [*self._given("out", out, self.outs), *self._given("scratch", scratch, self.scratch)]
         like, dims = self._bind(given, wanted)
         device = next(one for one in given.values() if one is not None).device
         tensors = [
@@ -132,7 +141,7 @@ class Op:
         returned = kept[: len(self.outs)]
         return returned[0] if len(returned) == 1 else tuple(returned)
 
-    def _listed(self, what: str, given: Any, declared: Mapping[str, Argument]) -> Sequence[Any]:
+    def _given(self, what: str, given: Any, declared: Mapping[str, Argument]) -> Sequence[Any]:
         if given is None:
             return [None] * len(declared)
         many = list(given) if isinstance(given, tuple | list) else [given]
@@ -251,16 +260,15 @@ class Op:
             )
 
 
-def _tensors(given: Any) -> tuple[Any, ...]:
-    """Outs or scratch one by one; what slots stand for is allocated, as the returning form would."""
+def _listed(given: Any) -> tuple[Any, ...]:
+    """Outs or scratch one by one."""
     if given is None:
         return ()
-    if type(given) is not tuple and type(given) is not list:
-        return (given.tensor() if type(given) is Slot else given,)
-    for one in given:
-        if type(one) is Slot:
-            return tuple(one.tensor() if type(one) is Slot else one for one in given)
-    return tuple(given)
+    return tuple(given) if type(given) is list else (given,)
+
+
+def _tensors(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(one.tensor() if type(one) is Slot else one for one in given)
 
 
 def _writes_only(*_: Any) -> None:

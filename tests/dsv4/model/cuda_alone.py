@@ -7,7 +7,7 @@ import sys
 import torch
 
 from dsv4.model.forward import Forward
-from dsv4.topology import Fork
+from dsv4.model.route import Forked
 from tests.dsv4.model.cuda_cells import mismatches, ran, reference, same
 
 
@@ -26,7 +26,7 @@ def unfenced(micro_batches: str) -> int:
 def unjoined() -> int:
     """Forks whose branches nobody waits for."""
 
-    def unordered(self: Forward, node: Fork) -> None:
+    def unordered(self: Forward, node: Forked) -> None:
         for one in node.branches:
             with self.ws.on(self.streams[one.stream]):
                 torch.cuda._sleep(2_000_000)
@@ -37,7 +37,7 @@ def unjoined() -> int:
 
     setting = "eager", True, 1
     reference("small", setting)
-    Forward._fork = unordered  # type: ignore[method-assign]
+    Forward.fork = unordered  # type: ignore[method-assign]
     return mismatches("small", "event_fenced", setting, 5, delayed=False)[1]
 
 

@@ -18,8 +18,9 @@ from dsv4.model.forward import Forward
 from dsv4.model.graphs import Graphs
 from dsv4.model.metadata import Padding
 from dsv4.model.presets import TINY
+from dsv4.model.route import Forked
 from dsv4.scheduler import Rows
-from dsv4.topology import Fork, Op
+from dsv4.topology import Op
 from tests.dsv4.model.cells import MODES, SAFE, Setting, reference, runs
 from tests.dsv4.model.made import context, decoder, prompt
 from workspace import simulated
@@ -94,9 +95,9 @@ def test_the_logits_are_no_constants() -> None:
 @pytest.mark.parametrize("strategy", SAFE)
 def test_a_dropped_join_is_caught(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Control: a fork whose first branch nobody waits for. The numbers differ, and the check says why."""
-    plain = Forward._fork
+    plain = Forward.fork
 
-    def dropped(self: Forward, node: Fork) -> None:
+    def dropped(self: Forward, node: Forked) -> None:
         first, *others = node.branches
         event = self.ws.event()
         event.record()
@@ -106,11 +107,11 @@ def test_a_dropped_join_is_caught(strategy: str, monkeypatch: pytest.MonkeyPatch
         for lease in self.leases.values():
             lease.use(self.streams[first.stream])
         if others:
-            plain(self, attrs.evolve(node, branches=tuple(others)))
+            plain(self, attrs.evolve(node, branches=tuple(others), streams=node.streams[1:]))
         else:
             self.run(node.body)
 
-    monkeypatch.setattr(Forward, "_fork", dropped)
+    monkeypatch.setattr(Forward, "fork", dropped)
     assert caught(strategy, ("eager", True, 1), range(2))
 
 

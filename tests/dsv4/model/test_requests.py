@@ -9,10 +9,9 @@ import torch
 from dsv4.cache.errors import CacheFull
 from dsv4.errors import RequestError
 from dsv4.model import finish
-from dsv4.model.decoder import KERNELS, Decoder
+from dsv4.model.decoder import Decoder
 from dsv4.model.forward import Forward
 from dsv4.model.presets import MIXED
-from dsv4.topology import Op
 from tests.dsv4.model.made import ENGINE, context, decoder, full_prefill, prompt, step
 
 
@@ -74,14 +73,16 @@ def test_a_failing_kernel_leaves_no_lease(monkeypatch: pytest.MonkeyPatch) -> No
     model, tokens = decoder(MIXED), prompt(MIXED, 60)
     wanted = full_prefill(model, tokens)
 
-    def failing(f: Forward, op: Op) -> None:
+    plain = finish._experts
+
+    def failing(f: Forward) -> None:
         if f.place == 2:
             raise ArithmeticError("on purpose")
-        finish.moe(f, op)
+        plain(f)
 
     held = model.ws.snapshot().allocated
     with monkeypatch.context() as patch:
-        patch.setitem(KERNELS, "moe", failing)
+        patch.setattr(finish, "_experts", failing)
         with pytest.raises(ArithmeticError):
             full_prefill(model, tokens)
     assert model.ws.snapshot().allocated == held

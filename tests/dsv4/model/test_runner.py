@@ -14,7 +14,6 @@ from dsv4.cache.errors import CacheFull
 from dsv4.errors import RunError
 from dsv4.model import finish
 from dsv4.model.context import Context
-from dsv4.model.decoder import KERNELS
 from dsv4.model.execution import ENGINE, Execution
 from dsv4.model.forward import Forward
 from dsv4.model.presets import TINY
@@ -22,7 +21,6 @@ from dsv4.model.reserve import reserve
 from dsv4.model.runner import Runner
 from dsv4.options import Options
 from dsv4.scheduler import Rows
-from dsv4.topology import Op
 from tests.dsv4.model.made import blocks_for, full_prefill, prompt
 from workspace import simulated
 
@@ -112,13 +110,15 @@ def test_a_failing_kernel_leaves_no_lease_in_either_micro_batch(monkeypatch: pyt
     rows = [Rows(0, 0, 30, True, True), Rows(1, 0, 20, True, True)]
     held = made.ws.snapshot().allocated
 
-    def failing(f: Forward, op: Op) -> None:
+    plain = finish._experts
+
+    def failing(f: Forward) -> None:
         if f.place == 2:
             raise ArithmeticError("on purpose")
-        finish.moe(f, op)
+        plain(f)
 
     with monkeypatch.context() as patch, torch.no_grad(), pytest.raises(ArithmeticError):
-        patch.setitem(KERNELS, "moe", failing)
+        patch.setattr(finish, "_experts", failing)
         made.forward(rows, {0: context(30), 1: context(20, 1)})
     assert made.ws.snapshot().allocated == held
     contexts = {0: context(30), 1: context(20, 1)}

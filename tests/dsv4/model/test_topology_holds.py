@@ -55,11 +55,11 @@ def touched(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, set[str]]]:
             seen = found.setdefault(op.label, set())
             found.setdefault(f"{op.label} declares", set()).update(op.reads + op.writes)
             plain = f.leases
-            f.leases = {name: Watched(lease, name, seen) for name, lease in plain.items()}
+            f.__dict__.update({name: Watched(lease, name, seen) for name, lease in plain.items()})
             try:
                 kernel(f, op)
             finally:
-                f.leases = plain
+                f.__dict__.update(plain)
 
         monkeypatch.setitem(KERNELS, label, watched)
     yield found

@@ -61,7 +61,7 @@ def test_without_the_sums_a_rank_has_its_part_only(alone: dict[str, Any]) -> Non
     assert (found["logits"] - alone["logits"]).abs().max() > 1000 * TOLERANCE
 
 
-SPLIT = {"wq_b": 0, "wo_a": 0, "wo_b": 1}
+SPLIT = {"wq_b": 1, "wo_a": 0, "wo_b": 0}
 
 
 def test_each_rank_holds_its_share_of_the_same_weights(ranks: list[dict[str, Any]], alone: dict[str, Any]) -> None:
@@ -80,9 +80,9 @@ def test_each_rank_holds_its_share_of_the_same_weights(ranks: list[dict[str, Any
     for name in ("w13", "w2"):
         assert torch.equal(torch.cat([one[name] for one in experts]), whole["experts"][name])
     assert all(torch.equal(one["gate"], whole["experts"]["gate"]) for one in experts)
-    gates, ups = zip(*(one["shared"]["w13"].chunk(2) for one in experts), strict=True)
-    assert torch.equal(torch.cat((*gates, *ups)), whole["experts"]["shared"]["w13"])
-    assert torch.equal(torch.cat([one["shared"]["w2"] for one in experts], 1), whole["experts"]["shared"]["w2"])
+    gates, ups = zip(*(one["shared"]["w13"].chunk(2, 1) for one in experts), strict=True)
+    assert torch.equal(torch.cat((*gates, *ups), 1), whole["experts"]["shared"]["w13"])
+    assert torch.equal(torch.cat([one["shared"]["w2"] for one in experts]), whole["experts"]["shared"]["w2"])
 
 
 def test_ranks_started_differently_are_told_what_differs(ranks: list[dict[str, Any]]) -> None:
