@@ -23,7 +23,7 @@ from dsv4.model.precision import Precision
 from dsv4.model.reserve import persist
 from dsv4.model.route import Routes
 from dsv4.model.scratch import draft_entry
-from dsv4.model.upload import upload
+from dsv4.model.upload import Uploads
 from dsv4.model.weights import DraftWeights, ModelWeights
 from dsv4.ops.rope import table
 from dsv4.plan import conditions_of, dims_of
@@ -94,6 +94,7 @@ class Decoder:
         chosen = persist(ws, shard, engine, suffix)
         tables = {kind: self.table(kind) for kind in set(caches.kinds)}
         self.body = Body(layers_of(weights.layers, caches, tables), caches, self._embed, weights.head, chosen)
+        self._uploads = Uploads(weights.embed)
         self._routes: dict[Conditions, Routes] = {}
 
     def table(self, kind: LayerKind) -> torch.Tensor:
@@ -160,7 +161,7 @@ class Decoder:
         """A forward pass through a body whose blocks the requests have taken; see `metadata`."""
         batch = batch_of(tuple(rows), self.shard, self.engine)
         host = metadata(rows, contexts, body.caches, batch, self.engine, padding, shift)
-        return self.walk(body, batch, upload(host, self.weights.embed))
+        return self.walk(body, batch, self._uploads.fill(host))
 
     def walk(self, body: Body, batch: Batch, meta: Metadata, region: str = "none") -> Forward:
         """A forward pass on metadata of the device, with the eager region of that name."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from dsv4.batch import Batch
 from dsv4.cache.caches import Caches
-from dsv4.cache.groups import C4_STATE, C128_STATE, COMPRESSED, COMPRESSED_BLOCK, SWA, SWA_BLOCK
+from dsv4.cache.groups import C4_STATE, C128_STATE, COMPRESSED, COMPRESSED_BLOCK, SWA, SWA_BLOCK, Group
 from dsv4.config import RATIO, LayerKind
 from dsv4.engine import Engine
 from dsv4.model.context import Context
@@ -136,10 +136,8 @@ def metadata(
         at[part] = np.arange(one.start, one.end)
         request[part] = index
         tokens[part] = contexts[one.request].tokens[one.start + shift : one.end + shift]
-    held = [contexts[one.request].blocks_of(caches).tables for one in rows]
-    tables = {
-        group.name: _table([one[group.name] for one in held], padding, group.block_tokens) for group in caches.groups
-    }
+    held = [(contexts[one.request].blocks_of(caches).tables, one.start) for one in rows]
+    tables = {group.name: _table(held, padding, group) for group in caches.groups}
 
     def slots(group: str, number: Any, block: int, there: Any) -> Any:
         """Slots of states by number within their request."""
@@ -177,12 +175,13 @@ def metadata(
     )
 
 
-def _table(blocks: list[list[int]], padding: Padding, block_tokens: int) -> Any:
-    """int32 [R, B], -1 behind a request's last block."""
-    width = max([1, -(-padding.context // block_tokens), *map(len, blocks)])
+def _table(held: Sequence[tuple[Mapping[str, list[int]], int]], padding: Padding, group: Group) -> Any:
+    """int32 [R, B], -1 behind a request's last block, and before the first that its rows still read."""
+    blocks = [(tables[group.name], group.first_needed(start) // group.block_tokens) for tables, start in held]
+    width = max([1, -(-padding.context // group.block_tokens), *(len(one) for one, _ in blocks)])
     table = np.full((max(1, padding.requests), width), -1, I32)
-    for row, one in zip(table, blocks, strict=False):
-        row[: len(one)] = one
+    for row, (one, first) in zip(table, blocks, strict=False):
+        row[first : len(one)] = one[first:]
     return table
 
 

@@ -92,7 +92,8 @@ class Runner:
         for index, own in shares.items():
             self.graphs[index].capture(self._fitting(index, own))
         found: dict[int, Outcome] = {}
-        self._take_turns({index: self._pass(index, own, contexts, found) for index, own in shares.items()})
+        alone = len(shares) == 1
+        self._take_turns({index: self._pass(index, own, contexts, found, alone) for index, own in shares.items()})
         return in_order(rows, shares, found)
 
     def draft(self, rows: Sequence[Rows], contexts: Contexts, residual: torch.Tensor) -> Outcome:
@@ -145,14 +146,19 @@ class Runner:
         decoder = self.decoders[index]
         return self.graphs[index].fitting(batch_of(tuple(rows), decoder.shard, decoder.engine))
 
-    def _pass(self, index: int, rows: Sequence[Rows], contexts: Contexts, found: dict[int, Outcome]) -> Iterator[None]:
+    def _pass(
+        self, index: int, rows: Sequence[Rows], contexts: Contexts, found: dict[int, Outcome], alone: bool
+    ) -> Iterator[None]:
         """Enqueue a micro-batch, yielding where another may take its turn."""
         tokens = self._fitting(index, rows)
         if tokens:
             found[index] = self.graphs[index].replay(tokens, rows, contexts)
             return
         walk = self.decoders[index].prepared(rows, contexts)
-        yield from self.decoders[index].layers(walk)
+        if alone:
+            self.decoders[index].enqueue(walk)
+        else:
+            yield from self.decoders[index].layers(walk)
         found[index] = outcome(walk, rows)
 
     def _take_turns(self, passes: dict[int, Iterator[None]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import attrs
@@ -15,6 +16,9 @@ ALIGNMENT = 16
 """Arrays start at multiples of this."""
 
 VIEWS_KEPT = 4096
+
+ROOM = 1 << 16
+"""Memory for eager steps is taken by multiples of this."""
 
 TYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.int32): torch.int32, np.dtype(np.bool_): torch.bool}
 
@@ -33,12 +37,19 @@ class Arrays:
         self.nbytes += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
         return offset
 
-    def packed(self) -> Any:
-        """uint8 [nbytes]."""
-        found = np.zeros(self.nbytes, np.uint8)
+    def staged(self, pinned: bool) -> torch.Tensor:
+        """uint8 [nbytes] of the host; what lies between two arrays may be anything."""
+        if pinned:
+            found = torch.empty(self.nbytes, dtype=torch.uint8, pin_memory=True)
+            self._pack(found.numpy())
+            return found
+        made = np.empty(self.nbytes, np.uint8)
+        self._pack(made)
+        return torch.from_numpy(made)
+
+    def _pack(self, out: Any) -> None:
         for offset, array in self._arrays:
-            found[offset : offset + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        return found
+            out[offset : offset + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 class Buffer:
@@ -65,8 +76,7 @@ class Buffer:
         """Copy metadata to its place, on the current stream."""
         arrays = Arrays()
         found = self.place(host, arrays)
-        packed = torch.from_numpy(arrays.packed())
-        staged = packed.pin_memory() if self._memory.is_cuda else packed
+        staged = arrays.staged(self._memory.is_cuda)
         # From pinned memory the host need not wait, and torch reuses it only when the copy is over.
         self._memory[: arrays.nbytes].copy_(staged, non_blocking=True)
         return found
@@ -82,9 +92,26 @@ class Buffer:
         return view
 
 
-def upload(host: Metadata, like: torch.Tensor) -> Metadata:
-    """Metadata in fresh memory of a tensor's device."""
-    return Buffer(like.new_empty(size(host), dtype=torch.uint8)).fill(host)
+class Uploads:
+    """Metadata of one step after the other, in the same bytes: for steps that a stream orders.
+
+    Parameters
+    ----------
+    like
+        A tensor of the device.
+    """
+
+    def __init__(self, like: torch.Tensor) -> None:
+        self._like = like
+        self._room = 0
+
+    def fill(self, host: Metadata) -> Metadata:
+        """Copy a step's metadata to the device, on the current stream; it is there until the next one's."""
+        nbytes = size(host)
+        if nbytes > self._room:
+            self._room = -(-nbytes // ROOM) * ROOM
+            self._buffer = Buffer(self._like.new_empty(self._room, dtype=torch.uint8))
+        return self._buffer.fill(host)
 
 
 def size(host: Metadata) -> int:
@@ -96,13 +123,17 @@ def size(host: Metadata) -> int:
 
 def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
     """A structure of arrays with the function's results in their places."""
-    if isinstance(value, np.ndarray):
+    kind: Any = type(value)
+    if kind is np.ndarray:
         return function(value)
-    if isinstance(value, dict):
+    if kind is tuple:
+        return tuple([mapped(one, function) for one in value])
+    if kind is dict:
         return {key: mapped(one, function) for key, one in value.items()}
-    if isinstance(value, tuple):
-        return tuple(mapped(one, function) for one in value)
-    if attrs.has(type(value)):
-        own = {field.name: mapped(getattr(value, field.name), function) for field in attrs.fields(type(value))}
-        return type(value)(**own)
-    return value
+    names = _fields(kind)
+    return kind(*[mapped(getattr(value, name), function) for name in names]) if names else value
+
+
+@cache
+def _fields(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in attrs.fields(kind)) if attrs.has(kind) else ()

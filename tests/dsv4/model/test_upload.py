@@ -15,7 +15,7 @@ from dsv4.model.context import Context
 from dsv4.model.execution import ENGINE, Execution
 from dsv4.model.metadata import Metadata, Padding, metadata
 from dsv4.model.presets import TINY
-from dsv4.model.upload import ALIGNMENT, Buffer, mapped, size, upload
+from dsv4.model.upload import ALIGNMENT, Buffer, Uploads, mapped, size
 from dsv4.scheduler import Rows
 from tests.dsv4.model.made import blocks_for, prompt
 
@@ -75,7 +75,7 @@ def test_padding_alone_is_what_a_graph_is_captured_with() -> None:
 def test_what_arrives_is_what_was_made(parts: Any) -> None:
     """Every array, in its dtype and shape, in one buffer of the size that was said; numbers beside them are kept."""
     made = host(*parts)
-    there = upload(made, torch.empty(0))
+    there = Uploads(torch.empty(0)).fill(made)
     assert there.prompts == made.prompts and there.attended == made.attended
     pairs = list(zip(leaves(made), _tensors(there), strict=True))
     assert len(pairs) > 20
@@ -86,6 +86,28 @@ def test_what_arrives_is_what_was_made(parts: Any) -> None:
     assert all(start + count <= after for (start, count), (after, _) in zip(spans, spans[1:], strict=False))
     assert all((start - spans[0][0]) % ALIGNMENT == 0 for start, _ in spans)
     assert spans[-1][0] + spans[-1][1] - spans[0][0] <= size(made)
+
+
+def test_steps_share_the_bytes_of_the_largest() -> None:
+    """One after the other on a stream; nothing is allocated for a step that fits."""
+    uploads = Uploads(torch.empty(0))
+    first = uploads.fill(host((0, 40, True)))
+    other = host((9, 1, False), (0, 40, True))
+    second = uploads.fill(other)
+    assert second.tokens.data_ptr() == first.tokens.data_ptr()
+    assert second.positions.tolist() == other.positions.tolist()
+    larger = host((0, 900, True))
+    assert size(larger) > 1 << 16
+    assert uploads.fill(larger).positions.tolist() == list(range(900))
+    assert uploads.fill(other).tables["swa"].tolist() == other.tables["swa"].tolist()
+
+
+def test_tables_name_the_blocks_that_are_read() -> None:
+    """A row at 900 reads 7 positions before it of C4's states, 127 of C128's, and every compressed key."""
+    tables = host((900, 1, False)).tables
+    assert {name: int((one[0] < 0).sum()) for name, one in tables.items()} == {
+        "swa": (900 - 31) // 64, "compressed": 0, "c4_state": (900 - 7) // 4, "c128_state": (900 - 127) // 8,
+    }  # fmt: skip
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
