@@ -18,11 +18,16 @@ import torch
 import workspace
 from benchmarks.decode_step.model import ENGINE, flash
 from dsv4.batch import batch_of
+from dsv4.cache.caches import Caches
+from dsv4.cache.groups import groups_of
+from dsv4.model.context import Context
+from dsv4.model.metadata import Metadata, metadata
 from dsv4.model.precision import SERVED
 from dsv4.model.reserve import reserve
-from dsv4.model.scratch import experts_layout, stage_layouts
+from dsv4.model.scratch import stage_layouts
+from dsv4.model.sizes import EXPERTS_AT_ONCE, dims_of_step
 from dsv4.options import Options
-from dsv4.plan import conditions_of, dims_of
+from dsv4.plan import conditions_of
 from dsv4.scheduler import Rows
 from dsv4.shard import Shard
 from dsv4.topology import EXIT, Acquire, Op, Release, layer
@@ -54,27 +59,38 @@ def measure(strategy: str, headroom: float, tokens: int) -> dict[str, Any]:
 
 def _step(ws: Any, shard: Shard, engine: Any, tokens: int) -> int:
     """The leases of one step, without its work; most bytes that are live."""
-    batch = batch_of((Rows(0, 0, tokens, True, True),), shard, engine)
+    rows = (Rows(0, 0, tokens, True, True),)
+    batch, meta = batch_of(rows, shard, engine), _metadata(rows, shard, engine)
     conditions = conditions_of(batch, shard, "none", True, tokens)
     leases: dict[str, Any] = {}
     most = 0
     for place, kind in enumerate(shard.config.layer_kinds):
-        layouts, dims = stage_layouts(shard, SERVED, kind), dims_of(batch, kind, engine, tokens)
+        layouts, dims = stage_layouts(shard, SERVED, kind), dims_of_step(meta, batch, kind, engine, tokens)
         for node in layer(kind, conditions, place == 0):
             if isinstance(node, Acquire):
                 layout = layouts[node.lease]
-                own = {dim: value for dim, value in dims.items() if dim in layout.dim_names}
-                leases[node.lease] = ws.acquire(layout, **own)
+                leases[node.lease] = ws.acquire(layout, **{dim: dims[dim] for dim in layout.dim_names})
             elif isinstance(node, Release):
                 leases.pop(node.lease).release()
             elif isinstance(node, Op) and node.label == "moe":
-                with ws.lease(experts_layout(shard, SERVED), T=tokens) as inside:
+                with ws.lease(layouts["experts"], T=min(tokens, EXPERTS_AT_ONCE)) as inside:
                     most = max(most, inside.nbytes + sum(one.nbytes for one in leases.values()))
             most = max(most, sum(one.nbytes for one in leases.values()))
+    with ws.lease(layouts["streams"], T=tokens) as inside:
+        most = max(most, inside.nbytes + sum(one.nbytes for one in leases.values()))
     for node in EXIT:
         if isinstance(node, Release):
             leases.pop(node.lease).release()
     return most
+
+
+def _metadata(rows: tuple[Rows, ...], shard: Shard, engine: Any) -> Metadata:
+    """Of a prompt's rows, in caches of no bytes."""
+    blocks = {one.name: -(-rows[0].end // one.block_tokens) for one in groups_of(shard.config)}
+    caches = Caches(shard.config, SERVED.storage, blocks, device="meta")
+    context = Context([0] * rows[0].end, shard.config.vocab_size, rows[0].end)
+    context.blocks_of(caches).extend(0, rows[0].end)
+    return metadata(rows, {0: context}, caches, engine)
 
 
 SHELVES = {"as it is": pool.UNCROWDED, "always": 0, "never": 1 << 40}

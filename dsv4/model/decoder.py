@@ -23,10 +23,11 @@ from dsv4.model.precision import Precision
 from dsv4.model.reserve import persist
 from dsv4.model.route import Routes
 from dsv4.model.scratch import draft_entry
+from dsv4.model.sizes import dims_of_step
 from dsv4.model.upload import Uploads
 from dsv4.model.weights import DraftWeights, ModelWeights
 from dsv4.ops.rope import table
-from dsv4.plan import conditions_of, dims_of
+from dsv4.plan import conditions_of
 from dsv4.scheduler import Rows
 from dsv4.shard import Shard
 from dsv4.stages import MAIN
@@ -44,13 +45,13 @@ class Outcome:
     hidden
         [T, H], after the head and the final norm.
     residual
-        [T, S, H], the streams before the head, which the MTP block takes.
+        [T, S, H], the streams before the head, which the MTP block takes; None where they are not kept.
     sampled
         Rows whose request wants its next token, in the order of the step.
     """
 
     hidden: torch.Tensor
-    residual: torch.Tensor
+    residual: Any
     sampled: tuple[int, ...]
 
 
@@ -71,6 +72,8 @@ class Decoder:
         Tells the streams and persistent tensors of several micro-batches apart.
     all_reduce
         Sums over the ranks of the shard (`dsv4.parallel`); without it a shard of several ranks computes its own part.
+    keeps_streams
+        Whether a pass leaves its streams for the MTP block.
     """
 
     def __init__(
@@ -85,10 +88,11 @@ class Decoder:
         aux_streams: bool = True,
         suffix: str = "",
         all_reduce: AllReduce | None = None,
+        keeps_streams: bool = True,
     ) -> None:
         self.ws, self.shard, self.precision, self.engine = ws, shard, precision, engine
         self.weights, self.caches, self.aux_streams = weights, caches, aux_streams
-        self.all_reduce = all_reduce
+        self.all_reduce, self.keeps_streams = all_reduce, keeps_streams
         self.streams = {name: ws.stream(name + suffix) for name in AUX_STREAMS}
         self.main = ws.stream(MAIN + suffix)
         chosen = persist(ws, shard, engine, suffix)
@@ -160,19 +164,19 @@ class Decoder:
     ) -> Forward:
         """A forward pass through a body whose blocks the requests have taken; see `metadata`."""
         batch = batch_of(tuple(rows), self.shard, self.engine)
-        host = metadata(rows, contexts, body.caches, batch, self.engine, padding, shift)
+        host = metadata(rows, contexts, body.caches, self.engine, padding, shift)
         return self.walk(body, batch, self._uploads.fill(host))
 
     def walk(self, body: Body, batch: Batch, meta: Metadata, region: str = "none") -> Forward:
         """A forward pass on metadata of the device, with the eager region of that name."""
         tokens = meta.positions.shape[0]
         conditions = conditions_of(batch, self.shard, region, self.aux_streams, tokens)
-        dims = {kind: dims_of(batch, kind, self.engine, tokens) for kind in set(body.caches.kinds)}
+        dims = {kind: dims_of_step(meta, batch, kind, self.engine, tokens) for kind in set(body.caches.kinds)}
         routes = self._routes.get(conditions)
         if routes is None:
             routes = self._routes[conditions] = Routes(conditions, Forward, KERNELS, self.streams)
         given = self.ws, self.shard, self.precision, body, meta, dims, routes, self.streams
-        return Forward(*given, self.all_reduce)
+        return Forward(*given, self.all_reduce, self.keeps_streams)
 
     def _embed(self, f: Forward, residual: Any) -> None:
         """The embedding, once for each stream."""

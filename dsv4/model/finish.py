@@ -9,6 +9,8 @@ import torch
 from dsv4 import ops
 from dsv4.model.forward import Forward, Kernel
 from dsv4.model.linear import linear, linear_wide
+from dsv4.model.scratch import experts_layout
+from dsv4.model.sizes import EXPERTS_AT_ONCE
 from dsv4.topology import Op
 
 
@@ -52,9 +54,19 @@ def between_blocks(f: Forward, op: Op) -> None:
 
 def leave(f: Forward, _: Op) -> None:
     """Out of the last block. The results outlive the step, so they are no lease."""
-    s, head, eps = f.mhc_ffn, f.body.head, (f.config.rms_norm_eps, f.config.hc_eps)
-    f.residual = ops.mhc_post(s.residual, s.post, s.comb, f.summed("ffn").y, out=f.residual)
-    f.hidden = ops.hc_head(f.residual, head.fn, head.base, head.scale, head.norm, *eps, out=f.hidden)
+    s = f.mhc_ffn
+    given = s.residual, s.post, s.comb, f.summed("ffn").y
+    if f.keeps_streams:
+        f.residual = ops.mhc_post(*given, out=f.residual)
+        _collapse(f, f.residual)
+    else:
+        with f.lease("streams") as last:
+            _collapse(f, ops.mhc_post(*given, out=last.mixed))
+
+
+def _collapse(f: Forward, streams: Any) -> None:
+    head, eps = f.body.head, (f.config.rms_norm_eps, f.config.hc_eps)
+    f.hidden = ops.hc_head(streams, head.fn, head.base, head.scale, head.norm, *eps, out=f.hidden)
 
 
 # -- MoE -------------------------------------------------------------------------------------------------
@@ -66,19 +78,31 @@ def moe(f: Forward, _: Op) -> None:
 
 
 def _experts(f: Forward) -> None:
-    """The routed experts and the shared one, of this rank each."""
-    own, config, x, y = f.layer.experts, f.config, f.mhc_ffn.layer_in, f.ffn.y
-    with f.lease("experts") as s:
-        linear_wide(x, own.gate, out=s.logits)
-        given = own.bias, own.table, f.meta.tokens, config.routed_scaling_factor
-        chosen = ops.route(s.logits, *given, out=(s.experts, s.weights))
-        _keep_own(f, chosen[0])
-        scratch = s.rows, s.gate_up, s.act, s.down
-        y = ops.routed_experts(x, *chosen, own.w13, own.w2, config.swiglu_limit, out=y, scratch=scratch)
-        if own.shared is not None:
-            linear(x, own.shared.w13, out=s.shared_gate_up)
-            ops.swiglu(s.shared_gate_up, config.swiglu_limit, out=s.shared_act)
-            y.addmm_(s.shared_act, own.shared.w2)
+    """The routed experts and the shared one, of this rank each, so many tokens at once."""
+    x, y, tokens = f.mhc_ffn.layer_in, f.ffn.y, f.meta.tokens
+    if f.tokens <= EXPERTS_AT_ONCE:
+        with f.lease("experts") as s:
+            _mix(f, s, x, y, tokens)
+        return
+    layout = experts_layout(f.shard, f.precision)
+    for first in range(0, f.tokens, EXPERTS_AT_ONCE):
+        rows = slice(first, min(first + EXPERTS_AT_ONCE, f.tokens))
+        with f.ws.lease(layout, T=rows.stop - first) as s:
+            _mix(f, s, x[rows], y[rows], tokens[rows])
+
+
+def _mix(f: Forward, s: Any, x: Any, y: Any, tokens: torch.Tensor) -> None:
+    own, config = f.layer.experts, f.config
+    linear_wide(x, own.gate, out=s.logits)
+    factor = config.routed_scaling_factor
+    chosen = ops.route(s.logits, own.bias, own.table, tokens, factor, out=(s.experts, s.weights))
+    _keep_own(f, chosen[0])
+    scratch = s.rows, s.gate_up, s.act, s.down
+    y = ops.routed_experts(x, *chosen, own.w13, own.w2, config.swiglu_limit, out=y, scratch=scratch)
+    if own.shared is not None:
+        linear(x, own.shared.w13, out=s.shared_gate_up)
+        ops.swiglu(s.shared_gate_up, config.swiglu_limit, out=s.shared_act)
+        y.addmm_(s.shared_act, own.shared.w2)
 
 
 def _keep_own(f: Forward, experts: Any) -> None:

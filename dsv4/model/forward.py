@@ -14,7 +14,7 @@ from dsv4.model.metadata import Metadata
 from dsv4.model.precision import Precision
 from dsv4.model.route import Forked, Routes, Steps
 from dsv4.model.rows import DecodeRows, decode_rows
-from dsv4.model.scratch import experts_layout, stage_layouts
+from dsv4.model.scratch import stage_layouts
 from dsv4.shard import Shard
 from dsv4.topology import Op
 
@@ -44,6 +44,8 @@ class Forward:
         Values for the layouts' dims, by kind of layer.
     all_reduce
         Of the ranks that share the model; None where there is one.
+    keeps_streams
+        Whether the streams outlive the walk.
     sums
         Handles of the sums under way, by lease.
     layer
@@ -57,8 +59,8 @@ class Forward:
     broken
         Called at a break in a capture, with what the layer's eager region runs on; None: there is no capture.
     hidden, residual
-        After the last layer: [T, H] with the final norm, and the streams [T, S, H] before the head. Never scratch:
-        tensors given before the walk, or the framework's memory.
+        After the last layer: [T, H] with the final norm, and the streams [T, S, H] before the head, where they are
+        kept. Never scratch: tensors given before the walk, or the framework's memory.
     """
 
     ws: Any
@@ -70,6 +72,7 @@ class Forward:
     routes: Routes
     streams: dict[str, Any]
     all_reduce: AllReduce | None = None
+    keeps_streams: bool = True
     sums: dict[str, Any] = attrs.field(factory=dict)
     _stages: dict[Any, dict[str, Any]] = attrs.field(factory=dict, init=False)
     _stage: dict[str, Any] = attrs.field(factory=dict, init=False)
@@ -151,8 +154,7 @@ class Forward:
 
     def _leased(self, name: str) -> Any:
         kind = self.layer.kind
-        layout = experts_layout(self.shard, self.precision) if name == "experts" else None
-        layout = layout or stage_layouts(self.shard, self.precision, kind)[name]
+        layout = stage_layouts(self.shard, self.precision, kind)[name]
         lease = self.ws.lease(layout, **{dim: self.dims[kind][dim] for dim in layout.dim_names})
         if self.broken is None:  # a graph keeps each lease it was captured with
             self._stage[name] = lease

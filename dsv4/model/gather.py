@@ -8,8 +8,9 @@ from typing import Any
 import attrs
 import numpy as np
 
-from dsv4.batch import Batch
+from dsv4.batch import GATHER_GROUP
 from dsv4.config import RATIO, LayerKind, ModelConfig
+from dsv4.engine import Engine
 from dsv4.scheduler import Rows
 
 I32 = np.int32
@@ -23,6 +24,8 @@ class Gather:
     ----------
     first_row, last_row
         The group's rows of the step, the last one excluded.
+    keys
+        Gathered ones.
     request
         int32 [G], rows of the block tables.
     group
@@ -35,6 +38,7 @@ class Gather:
 
     first_row: int
     last_row: int
+    keys: int
     request: Any
     group: Any
     compressed_starts: Any
@@ -43,10 +47,16 @@ class Gather:
     window_first: Any
 
 
+def most_keys(kind: LayerKind, config: ModelConfig, engine: Engine) -> int:
+    """Keys that a group gathers at most: those of `GATHER_GROUP` contexts of full length, rows of the step included."""
+    longest = engine.max_model_len // RATIO[kind] if RATIO[kind] else 0
+    return GATHER_GROUP * (longest + config.sliding_window) + engine.max_num_batched_tokens
+
+
 def gathers(
-    rows: Sequence[Rows], kind: LayerKind, config: ModelConfig, batch: Batch, offsets: Sequence[int]
+    rows: Sequence[Rows], kind: LayerKind, config: ModelConfig, engine: Engine, offsets: Sequence[int]
 ) -> tuple[Gather, ...]:
-    """Prefill requests in order, as many to a group as the gathered keys of the batch hold; arrays on the host.
+    """Prefill requests in order, as many to a group as `most_keys` allows; arrays on the host.
 
     Parameters
     ----------
@@ -54,14 +64,14 @@ def gathers(
         First row of each request in the step, and their end.
     """
     ratio, window = RATIO[kind], config.sliding_window
-    found: list[Gather] = []
+    most, found = most_keys(kind, config, engine), list[Gather]()
     members: list[int] = []
     taken = 0
     for index, one in enumerate(rows):
         if not one.prefill:
             continue
         own = _compressed(one, ratio) + one.end - _first(one, window)
-        if members and taken + own > batch.gather_keys[kind]:
+        if members and taken + own > most:
             found.append(_gather(rows, members, ratio, window, offsets))
             members, taken = [], 0
         members.append(index)
@@ -87,6 +97,7 @@ def _gather(rows: Sequence[Rows], members: list[int], ratio: int, window: int, o
     return Gather(
         offsets[members[0]],
         offsets[members[-1] + 1],
+        int(windows[-1]),
         np.array(members, I32),
         np.repeat(np.arange(len(members), dtype=I32), counts),
         compressed.astype(I32),

@@ -7,7 +7,6 @@ from typing import Any
 import attrs
 import torch
 
-from dsv4.batch import dummy
 from dsv4.cache.caches import Caches
 from dsv4.cache.groups import groups_of
 from dsv4.engine import Engine
@@ -38,7 +37,7 @@ def persist_metadata(
     # Metadata is cut by the caches' groups and kinds of layers, whatever they hold: a block of each, of no bytes.
     blocks = {group.name: 1 for group in groups_of(shard.config)}
     caches = Caches(shard.config, precision.storage, blocks, device="meta")
-    nbytes = size(metadata((), {}, caches, dummy(limit, shard, engine), engine, most))
+    nbytes = size(metadata((), {}, caches, engine, most))
     nbytes += len(set(caches.kinds)) * (4 * limit + GATHERED_BYTES * padding.requests)
     with ws.on(ws.stream(MAIN + suffix)):
         found: torch.Tensor = ws.persistent(f"metadata{suffix}", (-(-nbytes // 256) * 256,), torch.uint8)

@@ -65,7 +65,7 @@ class Graphs:
         decoder = self._decoder
         given = decoder.ws, decoder.shard, decoder.precision
         self._buffer = Buffer(persist_metadata(*given, decoder.engine, self._options, suffix))
-        self._residual, self._hidden = persist_results(*given, self.sizes[-1], suffix)
+        self._residual, self._hidden = persist_results(*given, self.sizes[-1], suffix, decoder.keeps_streams)
 
     def fitting(self, batch: Batch) -> int:
         """Size of the smallest graph that takes a batch; 0: none does, and it runs eagerly."""
@@ -86,9 +86,10 @@ class Graphs:
         with ws.slot(micro_batch=self._index), ws.on(decoder.main):
             if getattr(ws.device, "type", "") == "cuda":
                 torch.cuda.current_blas_handle()  # made now: a thread's first product cannot be captured
-            meta = self._buffer.place(self._metadata((), {}, batch, padding))
+            meta = self._buffer.place(self._metadata((), {}, padding))
             walk = decoder.walk(decoder.body, batch, meta, self._options.region)
-            walk.residual, walk.hidden = self._residual[:tokens], self._hidden[:tokens]
+            walk.hidden = self._hidden[:tokens]
+            walk.residual = None if self._residual is None else self._residual[:tokens]
             with ws.capture(lane=lane_of(self._index)) as capture:
                 walk.broken = partial(self._break, capture)
                 decoder.enqueue(walk)
@@ -98,7 +99,7 @@ class Graphs:
         """Run a step, whose requests have taken their blocks, through the graph of that size."""
         decoder, bucket = self._decoder, self._buckets[tokens]
         batch = batch_of(tuple(rows), decoder.shard, decoder.engine)
-        meta = self._buffer.fill(self._metadata(rows, contexts, batch, bucket.padding))
+        meta = self._buffer.fill(self._metadata(rows, contexts, bucket.padding))
         self._replaying = decoder.walk(decoder.body, batch, meta, self._options.region)
         try:
             with torch.no_grad():
@@ -113,8 +114,8 @@ class Graphs:
             bucket.graph.release()
         self._buckets = {}
 
-    def _metadata(self, rows: Sequence[Rows], contexts: Mapping[int, Context], batch: Batch, padding: Padding) -> Any:
-        return metadata(rows, contexts, self._decoder.caches, batch, self._decoder.engine, padding)
+    def _metadata(self, rows: Sequence[Rows], contexts: Mapping[int, Context], padding: Padding) -> Any:
+        return metadata(rows, contexts, self._decoder.caches, self._decoder.engine, padding)
 
     def _break(self, capture: Any, walk: Forward) -> None:
         """Divide the capture where a layer's eager region is, which finds in its place what is leased now."""

@@ -17,7 +17,8 @@ def in_order(rows: Sequence[Rows], shares: Mapping[int, Sequence[Rows]], found: 
     counts = {index: sum(one.count for one in own) for index, own in shares.items()}
     if len(shares) == 1:
         ((index, only),) = found.items()
-        return Outcome(only.hidden[: counts[index]], only.residual[: counts[index]], only.sampled)
+        streams = None if only.residual is None else only.residual[: counts[index]]
+        return Outcome(only.hidden[: counts[index]], streams, only.sampled)
     taken = [one for own in shares.values() for one in own]
     place = {id(one): start for one, start in zip(taken, _starts(taken), strict=True)}
     order = np.concatenate([np.arange(place[id(one)], place[id(one)] + one.count) for one in rows])
@@ -30,7 +31,8 @@ def in_order(rows: Sequence[Rows], shares: Mapping[int, Sequence[Rows]], found: 
     ends = [start + one.count for one, start in zip(rows, _starts(rows), strict=True)]
     sampled = tuple(end - 1 for one, end in zip(rows, ends, strict=True) if one.samples)
     outcomes = [found[index] for index in shares]
-    return Outcome(merged([one.hidden for one in outcomes]), merged([one.residual for one in outcomes]), sampled)
+    kept = [one.residual for one in outcomes if one.residual is not None]
+    return Outcome(merged([one.hidden for one in outcomes]), merged(kept) if kept else None, sampled)
 
 
 def rows_of(rows: Sequence[Rows], own: Sequence[Rows], tensor: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,6 @@ from typing import Any
 import attrs
 import numpy as np
 
-from dsv4.batch import Batch
 from dsv4.cache.caches import Caches
 from dsv4.cache.groups import C4_STATE, C128_STATE, COMPRESSED, COMPRESSED_BLOCK, SWA, SWA_BLOCK, Group
 from dsv4.config import RATIO, LayerKind
@@ -106,7 +105,6 @@ def metadata(
     rows: Sequence[Rows],
     contexts: Mapping[int, Context],
     caches: Caches,
-    batch: Batch,
     engine: Engine,
     padding: Padding | None = None,
     shift: int = 0,
@@ -119,8 +117,6 @@ def metadata(
         Decode rows first. None at all: padding only, what a graph is captured with.
     contexts
         By request; their blocks reach to the end of the rows.
-    batch
-        `dsv4.batch.batch_of` of the rows; of it only the size of gathers is read.
     padding
         None: the step as it is.
     shift
@@ -169,7 +165,7 @@ def metadata(
         compressed_slots=compressed_slots,
         window=_window(tables[SWA], seen, request[listed], caches.config.sliding_window),
         c128=_c128(tables, seen, request[listed], engine.max_model_len),
-        gathers={kind: gathers(rows, kind, caches.config, batch, offsets) for kind in kinds},
+        gathers={kind: gathers(rows, kind, caches.config, engine, offsets) for kind in kinds},
         prompts=tuple((offsets[i], offsets[i + 1], one.end) for i, one in enumerate(rows) if one.prefill),
         attended=max(taken, len(seen)),
     )

@@ -6,20 +6,20 @@ from typing import Any
 
 import torch
 
-from dsv4.batch import MAX_LOGITS_BYTES, bound
 from dsv4.config import LayerKind
 from dsv4.engine import Engine
 from dsv4.model.graph_metadata import persist_metadata
 from dsv4.model.precision import Precision
-from dsv4.model.scratch import draft_entry, experts_layout, stage_layouts
+from dsv4.model.scratch import draft_entry, stage_layouts
+from dsv4.model.sizes import EXPERTS_AT_ONCE, dims_at_most
 from dsv4.options import Options
 from dsv4.reserve import live_sets
 from dsv4.shard import Shard
 from dsv4.stages import MAIN
 from dsv4.topology import Conditions, layer
 
-BESIDE_EXPERTS = ("mhc_ffn", "ffn")
-"""Leases held while the MoE has its own."""
+AT_THE_END = ("mhc_ffn", "ffn")
+"""Leases held while the MoE has its own, and after the last layer."""
 
 
 def reserve(
@@ -40,9 +40,9 @@ def reserve(
         chosen = persist(ws, shard, engine, suffix_of(index))
         kept += chosen.nbytes if chosen is not None else 0
         if sizes:
-            results = persist_results(ws, shard, precision, sizes[-1], suffix_of(index))
+            results = persist_results(ws, shard, precision, sizes[-1], suffix_of(index), draft)
             read = persist_metadata(ws, shard, precision, engine, options, suffix_of(index))
-            kept += sum(one.nbytes for one in (*results, read))
+            kept += sum(one.nbytes for one in (*results, read) if one is not None)
     declare(ws, shard, precision, engine, draft=draft)
     for index in range(options.micro_batches if sizes else 0):
         declare_graphs(ws, shard, precision, engine, options.region, sizes[-1], lane_of(index))
@@ -72,12 +72,13 @@ def persist(ws: Any, shard: Shard, engine: Engine, suffix: str = "") -> torch.Te
 
 
 def persist_results(
-    ws: Any, shard: Shard, precision: Precision, limit: int, suffix: str = ""
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What graphs of up to `limit` tokens leave: streams [limit, S, H] and hidden states [limit, H]."""
-    config, made = shard.config, precision.activations
+    ws: Any, shard: Shard, precision: Precision, limit: int, suffix: str, streams: bool
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """What graphs of up to `limit` tokens leave: streams [limit, S, H] if they are kept, hidden states [limit, H]."""
+    config, made, residual = shard.config, precision.activations, None
     with ws.on(ws.stream(MAIN + suffix)):
-        residual = ws.persistent(f"residual{suffix}", (limit, config.hc_mult, config.hidden_size), made)
+        if streams:
+            residual = ws.persistent(f"residual{suffix}", (limit, config.hc_mult, config.hidden_size), made)
         hidden = ws.persistent(f"hidden{suffix}", (limit, config.hidden_size), made)
     return residual, hidden
 
@@ -112,17 +113,12 @@ def declare_graphs(
 def _declare(
     ws: Any, shard: Shard, precision: Precision, kind: LayerKind, region: str, dims: dict[str, int], lane: str | None
 ) -> None:
-    layouts = stage_layouts(shard, precision, kind) | {"experts": experts_layout(shard, precision)}
-    held = [*live_sets(layer(kind, Conditions(region=region), False)), (*BESIDE_EXPERTS, "experts")]
+    layouts = stage_layouts(shard, precision, kind)
+    inside = [(*AT_THE_END, name) for name in ("experts", "streams")]
+    held = [*live_sets(layer(kind, Conditions(region=region), False)), *inside]
     for phase, names in enumerate(held):
         for name in names:
-            own = {dim: value for dim, value in dims.items() if dim in layouts[name].dim_names}
+            own = {dim: dims[dim] for dim in layouts[name].dim_names}
+            if name == "experts":
+                own["T"] = min(own["T"], EXPERTS_AT_ONCE)
             ws.declare(layouts[name], phase=f"{kind} {phase}", lane=lane, **own)
-
-
-def dims_at_most(kind: LayerKind, shard: Shard, engine: Engine) -> dict[str, int]:
-    """Upper bounds of a layer's dims: those of `dsv4.batch.bound`, logits no larger than requests can make them."""
-    dims = bound(kind, shard, engine)
-    keys = min(dims["index_keys"], engine.max_num_seqs * (engine.max_model_len // 4))
-    rows = min(dims["T"], -(-MAX_LOGITS_BYTES // 4 // keys)) if keys else 0
-    return dims | {"index_keys": keys, "index_rows": rows}

@@ -69,6 +69,7 @@ class Runner:
             Decoder(
                 ws, shard, precision, engine, weights, one,
                 aux_streams=options.aux_streams, suffix=suffix_of(index), all_reduce=all_reduce,
+                keeps_streams=draft is not None,
             )
             for index, one in enumerate(caches)
         ]  # fmt: skip

@@ -37,7 +37,10 @@ def _layout(name: str, specs: Specs) -> Layout:
 
 @lru_cache(maxsize=256)
 def stage_layouts(shard: Shard, precision: Precision, kind: LayerKind) -> dict[str, Layout]:
-    """Layouts of a layer's leases by their names in the topology; dims as in `dsv4.layouts`."""
+    """Layouts of a layer's leases by their names in the topology; dims as in `dsv4.layouts`.
+
+    Beside them ``experts``, which the MoE leases for itself, and ``streams``, which the last layer does.
+    """
     return {
         "mhc_attn": _hyper_connection(shard, precision, "attention"),
         "inputs": _inputs(shard, precision, kind),
@@ -48,6 +51,8 @@ def stage_layouts(shard: Shard, precision: Precision, kind: LayerKind) -> dict[s
         "projection": _projection(shard, precision),
         "mhc_ffn": _hyper_connection(shard, precision, "ffn"),
         "ffn": _ffn(shard, precision),
+        "experts": experts_layout(shard, precision),
+        "streams": _streams(shard, precision),
     }
 
 
@@ -140,6 +145,12 @@ def _projection(shard: Shard, precision: Precision) -> Layout:
 @lru_cache(maxsize=256)
 def _ffn(shard: Shard, precision: Precision) -> Layout:
     return _layout("ffn_output", {"y": spec("T", shard.config.hidden_size, dtype=precision.activations)})
+
+
+@lru_cache(maxsize=256)
+def _streams(shard: Shard, precision: Precision) -> Layout:
+    config = shard.config
+    return _layout("streams", {"mixed": spec("T", config.hc_mult, config.hidden_size, dtype=precision.activations)})
 
 
 @lru_cache(maxsize=256)

@@ -86,10 +86,10 @@ def delays(seed: int) -> Iterator[None]:
     """Before every part of a layer, on whichever stream it runs, sometimes a kernel that only takes time."""
     chance, plain = random.Random(seed), Forward.run
 
-    def run(self: Forward, nodes: Any) -> None:
+    def run(self: Forward, steps: Any) -> None:
         if chance.random() < OFTEN:
             torch.cuda._sleep(chance.randrange(LONGEST))
-        plain(self, nodes)
+        plain(self, steps)
 
     Forward.run = run  # type: ignore[method-assign]
     try:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from dsv4.batch import batch_of
 from dsv4.cache.caches import Caches
 from dsv4.config import LayerKind
 from dsv4.model.context import Context
@@ -18,8 +17,6 @@ from dsv4.model.presets import TINY
 from dsv4.model.upload import ALIGNMENT, Buffer, Uploads, mapped, size
 from dsv4.scheduler import Rows
 from tests.dsv4.model.made import blocks_for, prompt
-
-SHARD = Execution().shard
 
 
 def host(*parts: tuple[int, int, bool], padding: Padding | None = None) -> Metadata:
@@ -32,8 +29,7 @@ def host(*parts: tuple[int, int, bool], padding: Padding | None = None) -> Metad
         if one.start:
             blocks.extend(0, one.start)
         blocks.extend(one.start, one.end)
-    batch = batch_of(tuple(rows or [Rows(0, 0, 1, False, True)]), SHARD, ENGINE)
-    return metadata(rows, contexts, caches, batch, ENGINE, padding)
+    return metadata(rows, contexts, caches, ENGINE, padding)
 
 
 def leaves(meta: Metadata) -> list[Any]:
