@@ -1,7 +1,8 @@
 """``python -m benchmarks.decode_step --out FOLDER [--rounds N] [--steps N] [--layers N] [SECTION ...]``.
 
-Sections: micro, profile, peak, deep, and step.MODE and stress.MODE for each run mode. Each is written when it is done;
-one that fails is written with its error, and the others run all the same. Stress sections may run side by side.
+Sections: micro, profile, pair, peak, buckets, deep, control, and step.MODE and stress.MODE for each run mode. Each is
+written when it is done; one that fails is written with its error, and the others run all the same. Stress, deep, control
+and buckets take no times and may run side by side.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -18,10 +18,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.decode_step import micro, peak, step, stress
+from benchmarks.decode_step import buckets, micro, peak, step, stress
 from benchmarks.decode_step.model import Bench, flash
 from benchmarks.decode_step.report import table
 from dsv4.ops import kernels
+from workspace import native
 from workspace.sweep.report import provenance
 from workspace.sweep.workload import MODES
 
@@ -29,8 +30,11 @@ SECTIONS = (
     "micro",
     "profile",
     *(f"step.{mode}" for mode in step.NAMES),
+    "pair",
     "peak",
+    "buckets",
     "deep",
+    "control",
     *(f"stress.{mode}" for mode in MODES),
 )
 
@@ -41,6 +45,7 @@ def main() -> int:
     parser.add_argument("sections", nargs="*", default=SECTIONS)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--pairs", type=int, default=400, help="Rounds of the section pair.")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--layers", type=int, default=flash().num_hidden_layers)
     parser.add_argument("--commit", default="")
@@ -66,6 +71,8 @@ def _section(name: str, options: Any, bench: list[Bench]) -> Any:
     simple: dict[str, Callable[[], Any]] = {
         "micro": micro.measure,
         "peak": peak.measure,
+        "buckets": buckets.measure,
+        "control": stress.control,
     }
     with torch.no_grad():
         if name in simple:
@@ -82,21 +89,20 @@ def _section(name: str, options: Any, bench: list[Bench]) -> Any:
             return step.profile(bench[0])
         if name == "deep":
             return stress.deep(bench[0])
-        found = step.measure(bench[0], mode, options.rounds)
+        found = step.pair(bench[0], options.pairs) if name == "pair" else step.measure(bench[0], mode, options.rounds)
     config = bench[0].config
     model = {
         "layers": config.num_hidden_layers, "experts": config.n_routed_experts,
         "expert_inner": config.moe_intermediate_size, "cache_bytes": bench[0].caches.nbytes,
     }  # fmt: skip
-    return {"model": model, "rounds": options.rounds} | found
+    return {"model": model, "rounds": options.pairs if name == "pair" else options.rounds} | found
 
 
 def machine(commit: str) -> dict[str, Any]:
     """What the figures were taken on, and in which form the hot paths and the kernels ran."""
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0]
-    form = "C++" if "workspace._native" in sys.modules else "Python"
-    made = provenance() | {"driver": driver, "lease_and_fork": form, "kernels_missing": kernels.MISSING}
+    made = provenance() | {"driver": driver, "lease_and_fork": native.form(), "kernels_missing": kernels.MISSING}
     return made | ({"commit": commit} if commit else {})
 
 

@@ -8,6 +8,7 @@ import attrs
 import torch
 
 from benchmarks.decode_step.model import BASELINE, ENGINE, Bench, flash
+from benchmarks.decode_step.step import close
 from dsv4.scheduler import Rows
 
 TOKENS = 8192
@@ -35,7 +36,5 @@ def _peak(bench: Bench, name: str) -> dict[str, Any]:
         bench.contexts[0].free()
     held = ws.snapshot()
     found = {"peak_bytes": peak, "reserved_bytes": held.reserved, "fences": held.fences}
-    runner.close()
-    ws.synchronize()
-    ws.close()
+    close(ws, runner)
     return found

@@ -39,7 +39,8 @@ def _steps(found: dict[str, Any]) -> list[str]:
         if counts:
             cells += [f"{counts['allocator_calls']:,}", f"{counts['fences']:,}"]
             cells += [f"{counts[key] / MIB:,.1f}" for key in ("held_bytes", "peak_bytes")]
-            cells.append("yes" if found["bits_of_caching"][name] else "NO")
+            same = found["same_bits"] if "same_bits" in found else found["bits_of_caching"]  # its older name
+            cells.append("yes" if same[name] else "NO")
         else:
             cells += [""] * 5
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
@@ -85,6 +86,20 @@ def _peak(found: dict[str, Any]) -> list[str]:
     ]
 
 
+def _buckets(found: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        "| strategy | mode | buckets | footprint MiB: largest alone | all | ratio | device MiB: alone | all | ratio |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for one in found:
+        cells = [one["strategy"], one["mode"], str(len(one["sizes"]))]
+        for figure in ("footprint", "device"):
+            alone, every = one["alone"][figure], one["all"][figure]
+            cells += [f"{alone / MIB:,.1f}", f"{every / MIB:,.1f}", f"{every / alone:.3f}" if alone else ""]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 def _stress(found: list[dict[str, Any]]) -> list[str]:
     lines = ["| strategy | mode | micro-batches | steps | mismatches |", "|---|---|---|---|---|"]
     return lines + [
@@ -97,7 +112,10 @@ def _stress(found: list[dict[str, Any]]) -> list[str]:
 TABLES: dict[str, Callable[[Any], list[str]]] = {
     "step": _steps,
     "micro": _micro,
+    "pair": _steps,
     "peak": _peak,
+    "buckets": _buckets,
+    "control": _stress,
     "stress": _stress,
     "deep": _stress,
     "profile": _profile,
