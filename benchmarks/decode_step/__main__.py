@@ -1,8 +1,8 @@
 """``python -m benchmarks.decode_step --out FOLDER [--rounds N] [--steps N] [--layers N] [SECTION ...]``.
 
 Sections: micro, profile, pair, peak, buckets, deep, control, and step.MODE and stress.MODE for each run mode. Each is
-written when it is done; one that fails is written with its error, and the others run all the same. Stress, deep, control
-and buckets take no times and may run side by side.
+written when it is done; one that fails is written with its error, and the others run all the same. Those of stress, and
+deep, control and buckets, take no times and may run side by side.
 """
 
 from __future__ import annotations
