@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import Counter
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Literal
 
 import attrs
@@ -13,19 +13,41 @@ import attrs
 if TYPE_CHECKING:
     from workspace.block import Block
     from workspace.request import Request
+    from workspace.streams import Stream
 
-_PACKAGE = f"{Path(__file__).parent}{os.sep}"
+PACKAGE = f"{Path(__file__).parent}{os.sep}"
 
 Kind = Literal["fence", "growth", "refusal"]
+
+Key = tuple[Kind, str, str, str, str]
+"""Kind, owner and site, and those of the other."""
+
+Tally = list[int]
+"""One number, which notes of the same reason share."""
+
+Note = tuple[CodeType, int, str, str, Tally]
+"""Code and instruction of a call, owner and site of who used the bytes before, and where it is counted."""
+
+NOTES_KEPT = 16
+"""Notes of a request; what is fenced at more places is looked up each time."""
 
 
 def call_site() -> str:
     """``file:line`` of the nearest caller outside this library (and outside contextlib)."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and (
-        frame.f_code.co_filename.startswith(_PACKAGE) or frame.f_code.co_filename.endswith("contextlib.py")
-    ):
+    return _site(_outside(sys._getframe(1)))
+
+
+def _outside(frame: FrameType) -> FrameType:
+    while frame.f_back is not None and _inside(frame.f_code.co_filename):
         frame = frame.f_back
+    return frame
+
+
+def _inside(file: str) -> bool:
+    return file.startswith(PACKAGE) or file.endswith("contextlib.py")
+
+
+def _site(frame: FrameType) -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
@@ -63,15 +85,37 @@ class Explanations:
     """Counts reasons; the epochs of an edge are those of its first occurrence."""
 
     def __init__(self) -> None:
-        self._counts: Counter[tuple[Kind, str, str, str, str]] = Counter()
-        self._edges: dict[tuple[Kind, str, str, str, str], str] = {}
+        self._counts: dict[Key, Tally] = {}
+        self._edges: dict[Key, str] = {}
 
     def note(self, kind: Kind, request: Request, block: Block | None = None, edge: str = "") -> None:
         other = block.request.owner if block is not None and block.request is not None else ""
-        key = (kind, request.owner, call_site(), other, block.site if block is not None else "")
-        self._counts[key] += 1
+        key: Key = (kind, request.owner, call_site(), other, block.site if block is not None else "")
+        self._count(key, edge)
+
+    def _count(self, key: Key, edge: str) -> Tally:
+        tally = self._counts.setdefault(key, [0])
+        tally[0] += 1
         self._edges.setdefault(key, edge)
+        return tally
+
+    def fence(self, request: Request, block: Block, stream: Stream, owner: Stream, needs: int, knows: int) -> None:
+        """A fence for a request, which had a block's last use on `owner` to wait for.
+
+        A request remembers its call sites by instruction, so that one that fences again and again is not looked up.
+        """
+        frame = _outside(sys._getframe(1))
+        other = block.request.owner if block.request is not None else ""
+        for code, instruction, before, site, tally in request.notes:
+            if code is frame.f_code and instruction == frame.f_lasti and before is other and site is block.site:
+                tally[0] += 1
+                return
+        key: Key = ("fence", request.owner, _site(frame), other, block.site)
+        tally = self._count(key, f"{stream.name} knows {owner.name} up to {knows}, needs {needs}")
+        if len(request.notes) < NOTES_KEPT:
+            request.notes.append((frame.f_code, frame.f_lasti, other, block.site, tally))
 
     def top(self, count: int = 10) -> list[tuple[Reason, int]]:
         """The most frequent reasons with their counts."""
-        return [(Reason(*key, self._edges[key]), times) for key, times in self._counts.most_common(count)]
+        most = sorted(self._counts.items(), key=lambda entry: -entry[1][0])[:count]
+        return [(Reason(*key, self._edges[key]), tally[0]) for key, tally in most]

@@ -12,6 +12,7 @@ import torch
 from workspace import argument
 from workspace.block import Block, Uses, first_three
 from workspace.errors import CaptureError, LateUse, LeaseError, LeaseReleased
+from workspace.handover import hand_over
 from workspace.holding import Held, Pinnable
 from workspace.streams import Stream
 
@@ -82,13 +83,26 @@ class Lease(Pinnable):
         try:
             block = request.ready[timeline.current_key()].pop()
         except (KeyError, IndexError):  # no shelf for this stream, or nothing on it
-            return self._acquire()
+            return self._from_another_stream() or self._acquire()
         self._block = block
         self._t0, self._t1, self._t2 = block.first
         self._state = PLAIN
         self.stream = block.stream  # type: ignore[assignment]
         held = self.held = timeline.state.held
         held[self] = None
+        return self
+
+    def _from_another_stream(self) -> Lease | None:
+        """With a block that waits for the same request on another stream."""
+        request = self.request
+        timeline, lender = request.timeline, request.lender
+        if lender is None or not request.direct or timeline.in_progress():
+            return None
+        with timeline.lock:
+            block = None if timeline.busy else hand_over(lender, request, timeline.current())
+        if block is None:
+            return None
+        self._take(block)
         return self
 
     def on(self, stream: object) -> Lease:

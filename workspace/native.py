@@ -13,14 +13,16 @@ from typing import Any
 
 import torch
 
-from workspace.block import Block, Slab
+from workspace.block import Block, Shelf, Slab
 from workspace.clocks import Clocks
 from workspace.errors import ConfigError, DriverError, WorkspaceError
+from workspace.explain import Explanations
 from workspace.fork import Branch, Fork
 from workspace.holding import Held, Holding
 from workspace.layout import Extent, Layout
 from workspace.lazy import LazyLease
 from workspace.lease import FORKED, IDLE, PLAIN, Lease
+from workspace.pool import Pool
 from workspace.request import Request
 from workspace.slot import Slot
 from workspace.strategies.caching import Caching
@@ -33,7 +35,23 @@ _GIVEN: dict[str, Any] = {
     **{
         one.__name__: one
         for one in (
-            *(Block, Branch, Caching, Clocks, Event, Extent, Fork, Holding, Layout, LazyLease, Lease, Request, Slab),
+            *(
+                Block,
+                Branch,
+                Caching,
+                Clocks,
+                Event,
+                Extent,
+                Fork,
+                Holding,
+                Layout,
+                LazyLease,
+                Lease,
+                Pool,
+                Request,
+                Shelf,
+                Slab,
+            ),
             *(Slot, Stream, Timeline, Upstream, Workspace, DriverError, WorkspaceError),
         )
     },
@@ -45,14 +63,16 @@ _GIVEN: dict[str, Any] = {
 }
 
 _INLINED: dict[type, str] = {
-    Timeline: "current record wait in_progress all_of of",
+    Timeline: "current record wait in_progress all_of of ordered fence fenceable _owed stream_of",
     Clocks: "record wait ordered",
     Fork: "__init__ _enclose _join _still_held _encloses branches_of",
     Branch: "__init__",
     Held: "acquired_inside forks_around _behind",
-    Lease: "forked unforked of",
+    Lease: "forked unforked of _from_another_stream _take",
     LazyLease: "forked unforked _receive _make _keep _give_back",
-    Request: "start positions",
+    Request: "start positions keep",
+    Pool: "largest",
+    Explanations: "fence",
     Caching: "place fresh received returned unordered",
     Upstream: "place fresh received returned",
 }

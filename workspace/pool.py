@@ -43,7 +43,21 @@ class Pool:
     ----------
     home
         Sub-pool of a stream: free blocks of different homes never coalesce. A pool shared by all streams has one home.
+
+    Attributes
+    ----------
+    shelves
+        Those that blocks are on, or come back to.
+    hands_over
+        Whether a shelved block goes to another stream the short way; see `workspace.handover`.
+    elided
+        Uses on other streams that needed no fence, because the clocks show them ordered.
     """
+
+    __slots__ = (
+        "_large_shelved", "_largest", "_shelved", "elided", "free", "hands_over", "home", "shelves", "slabs", "source",
+        "taken", "timeline",
+    )  # fmt: skip
 
     def __init__(self, timeline: Timeline, source: Source, home: Callable[[Stream], Home]) -> None:
         self.timeline = timeline
@@ -52,9 +66,12 @@ class Pool:
         self.slabs: list[Slab] = []
         self.free: dict[Home, SortedKeyList] = {}
         self.taken = 0
-        self._shelves: set[Shelf] = set()
+        self.shelves: dict[Shelf, None] = {}
+        self.hands_over = False
+        self.elided = 0
         self._shelved = 0
         self._large_shelved = False
+        self._largest: int | None = None
 
     # -- shelves ---------------------------------------------------------------------------------------------
     def shelve(self, block: Block, request: Request, stream: Stream) -> None:
@@ -70,7 +87,8 @@ class Pool:
                 self.put(block)
                 return
             self._large_shelved = True
-        self._shelves.add(request.shelve(block, stream))
+        request.lender = self
+        self.shelves[request.shelve(block, stream)] = None
         self._shelved += 1
         if self._shelved > SHELVED_BLOCKS:
             self.consolidate()
@@ -86,7 +104,7 @@ class Pool:
 
     def shelved(self) -> Iterator[Block]:
         """Blocks on shelves, which count as taken and are out on no lease."""
-        for shelf in list(self._shelves):
+        for shelf in list(self.shelves):
             yield from list(shelf)
 
     @property
@@ -243,7 +261,7 @@ class Pool:
     def _empty_shelves(self, least: int) -> bool:
         """Take back what waits on shelves of blocks of at least so many bytes; whether there was anything."""
         found = False
-        for shelf in list(self._shelves):
+        for shelf in list(self.shelves):
             while shelf:
                 try:
                     block = shelf.pop()
@@ -257,7 +275,7 @@ class Pool:
                 self.put(block)
                 found = True
             if not shelf.blocks:
-                self._shelves.discard(shelf)
+                del self.shelves[shelf]
         return found
 
     def disown(self) -> None:
@@ -266,7 +284,7 @@ class Pool:
             for block in slab.blocks():
                 block.drop_views()
             del slab.buffer
-        self.slabs, self.free = [], {}
+        self.slabs, self.free, self._largest = [], {}, None
 
     def claim(self, block: Block, nbytes: int) -> Block:
         """Take free bytes out of circulation for a lane's footprint."""
@@ -289,6 +307,12 @@ class Pool:
         return True
 
     # -- free blocks -----------------------------------------------------------------------------------------
+    def largest(self) -> int:
+        """Bytes of the largest free block."""
+        if self._largest is None:
+            self._largest = max((free[-1].nbytes for free in self.free.values() if free), default=0)
+        return self._largest
+
     def _fitting(self, nbytes: int, home: Home) -> Iterator[Block]:
         free = self.free.get(home)
         return iter(()) if free is None else free.irange_key((nbytes, 0, 0))
@@ -301,6 +325,7 @@ class Pool:
         if free is None:
             free = self.free[block.home] = SortedKeyList(key=_by_size)
         free.add(block)
+        self._largest = None
 
     def _coalesce(self, block: Block) -> Block:
         after = block.next
@@ -316,3 +341,4 @@ class Pool:
 
     def _remove(self, block: Block) -> None:
         self.free[block.home].remove(block)
+        self._largest = None

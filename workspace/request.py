@@ -12,6 +12,8 @@ from workspace.lazy import lazy_type
 from workspace.lease import lease_type
 
 if TYPE_CHECKING:
+    from workspace.explain import Note
+    from workspace.pool import Pool
     from workspace.streams import Stream
     from workspace.workspace import Workspace
 
@@ -38,6 +40,10 @@ class Request:
     shelves, ready
         The provider's shelves by stream key, and those a lease may take from by itself: the same where the request is
         direct, or without bytes, none otherwise.
+    lender
+        The pool that has put a block on a shelf of it; None before.
+    notes
+        Fences noted so far; see `workspace.explain.Explanations.fence`.
     direct
         Whether nothing stands between lease and strategy, nor is to be done at each acquire.
     align
@@ -45,8 +51,8 @@ class Request:
     """
 
     __slots__ = (
-        "_positions", "align", "dims", "direct", "extents", "index", "key", "lead", "lease_type", "nbytes", "owner",
-        "payload", "ready", "resolved", "shelves", "timeline", "zero",
+        "_positions", "align", "dims", "direct", "extents", "index", "key", "lead", "lease_type", "lender", "nbytes",
+        "notes", "owner", "payload", "ready", "resolved", "shelves", "timeline", "zero",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +69,8 @@ class Request:
         self.shelves: dict[int, Shelf] = {}
         kept = self.direct or (workspace.direct and lends and not zero and not resolved.nbytes)
         self.ready = self.shelves if kept else {}
+        self.lender: Pool | None = None
+        self.notes: list[Note] = []
         self.owner = owner
         self.zero = zero
         self.extents: tuple[Extent, ...] = resolved.extents

@@ -14,13 +14,6 @@ bool known(const Ref& provider) {
   return provider && (Py_IS_TYPE(provider.get(), parts.caching) || Py_IS_TYPE(provider.get(), parts.upstream));
 }
 
-// Whether this thread is not inside the lock already; -1 with an exception set.
-int outside_the_lock(const Ref& timeline) {
-  const Ref lock = parts.timeline_.lock.get(timeline);
-  const Ref owned = lock ? call_method(names._is_owned, lock.get()) : Ref();
-  return owned || !PyErr_Occurred() ? owned.is(Py_False) : -1;
-}
-
 // Whether an acquire is the steady case; -1 with an exception set.
 int may_enter(PyObject* self, const Ref& request, const Ref& workspace, const Ref& timeline) {
   if (!parts.lease_.state.holds(self, parts.idle) || !is_true(parts.request_.direct.get(request)) || !workspace) return 0;

@@ -4,6 +4,7 @@
 #include <memory>
 #include <new>
 
+#include "handover.h"
 #include "methods.h"
 
 namespace workspace {
@@ -53,12 +54,24 @@ PyObject* lease(PyObject* self, PyObject* const* arguments, Py_ssize_t count, Py
   return lease.release();
 }
 
-// The shelf of blocks that the lease may take from by itself; empty without an exception when it may not.
-Ref shelf_of(PyObject* self, const Ref& request, const Ref& timeline) {
+// Key of the stream that the lease is acquired on, where it may take a block by itself; empty without an exception
+// where it may not.
+Ref stream_of(PyObject* self, const Ref& timeline) {
   if (!parts.lease_.state.holds(self, parts.idle) || !timeline || !steady(timeline)) return Ref();
   if (quiet() <= 0) return Ref();
   const Ref ask = parts.timeline_.current_key.get(timeline);
-  return ask ? item(parts.request_.ready.get(request), call(ask)) : Ref();
+  return ask ? call(ask) : Ref();
+}
+
+// The block that was released last to a shelf; empty without an exception where there is none.
+Ref taken(const Ref& shelf) {
+  if (!shelf || !PyList_Check(shelf.get())) return Ref();
+  // From here on no Python runs, which makes it atomic.
+  const Py_ssize_t last = PyList_GET_SIZE(shelf.get()) - 1;
+  if (last < 0) return Ref();
+  Ref block = Ref::of(PyList_GET_ITEM(shelf.get(), last));
+  if (!may_be_held(block) || PyList_SetSlice(shelf.get(), last, last + 1, nullptr)) return Ref();
+  return block;
 }
 
 PyObject* enter(PyObject* self, PyObject*) {
@@ -66,20 +79,15 @@ PyObject* enter(PyObject* self, PyObject*) {
   const Ref request = parts.lease_.request.get(self);
   if (!request) return python(native, self, nullptr, 0);
   const Ref timeline = parts.request_.timeline.get(request);
-  const Ref shelf = shelf_of(self, request, timeline);
-  if (!shelf && PyErr_Occurred()) return nullptr;
-  if (!shelf || !PyList_Check(shelf.get())) return python(native, self, nullptr, 0);
-  Ref held = held_of(timeline);
+  const Ref key = stream_of(self, timeline);
+  if (!key) return PyErr_Occurred() ? nullptr : python(native, self, nullptr, 0);
+  const Ref held = held_of(timeline);
   if (!held) return nullptr;
-  // From here to the end of the pop no Python runs, which makes it atomic.
-  const Py_ssize_t last = PyList_GET_SIZE(shelf.get()) - 1;
-  if (last < 0) return python(native, self, nullptr, 0);
-  Ref block = Ref::of(PyList_GET_ITEM(shelf.get(), last));
+  const Ref shelf = item(parts.request_.ready.get(request), key);
+  Ref block = taken(shelf);
+  if (!block && !PyErr_Occurred()) block = handed_over(request, timeline, key);
+  if (!block) return PyErr_Occurred() ? nullptr : python(native, self, nullptr, 0);
   const Ref first = parts.block_.first.get(block);
-  if (!first || !PyTuple_CheckExact(first.get()) || PyTuple_GET_SIZE(first.get()) != 3) {
-    return python(native, self, nullptr, 0);
-  }
-  if (PyList_SetSlice(shelf.get(), last, last + 1, nullptr)) return nullptr;
   parts.lease_.t0.set(self, Ref::of(PyTuple_GET_ITEM(first.get(), 0)));
   parts.lease_.t1.set(self, Ref::of(PyTuple_GET_ITEM(first.get(), 1)));
   parts.lease_.t2.set(self, Ref::of(PyTuple_GET_ITEM(first.get(), 2)));
@@ -151,6 +159,12 @@ bool is_held(PyObject* lease) {
   const Ref state = parts.lease_.state.get(lease);
   if (!state || !PyLong_CheckExact(state.get())) return false;
   return PyLong_AsLong(state.get()) >= parts.plain_value;
+}
+
+int outside_the_lock(const Ref& timeline) {
+  const Ref lock = parts.timeline_.lock.get(timeline);
+  const Ref owned = lock ? call_method(names._is_owned, lock.get()) : Ref();
+  return owned || !PyErr_Occurred() ? owned.is(Py_False) : -1;
 }
 
 Ref held_of(const Ref& timeline) {

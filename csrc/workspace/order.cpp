@@ -1,5 +1,7 @@
 #include "order.h"
 
+#include "verbs.h"
+
 namespace workspace {
 
 namespace {
@@ -61,29 +63,74 @@ bool Order::enqueue(Ref& verb, PyObject* name, const Ref& event, const Ref& stre
   return verb && (call(verb.get(), handle.get(), key.get()) || failed());
 }
 
-Ref Order::record(const Ref& stream) {
+// Before the device's record: a use stamped by another thread in between carries the next epoch. No event with an
+// exception set.
+Order::Record Order::close_epoch(const Ref& stream) {
   Ref event = parts.stream_.last.get(stream);
   if (event.is(Py_None)) {
     event = call_method(names.new_event, timeline_.get());
-    if (!event) return Ref();
+    if (!event) return Record();
     parts.stream_.last.set(stream.get(), Ref::of(event.get()));
   }
-  // Before the device's record: a use stamped by another thread in between carries the next epoch.
   const Ref id = parts.stream_.id.get(stream), epochs = parts.clocks_.epoch.get(clocks_);
   Ref epoch = needed(epochs, id);
-  if (!epoch) return Ref();
+  if (!epoch) return Record();
   const Ref seen = needed(parts.clocks_.seen.get(clocks_), id);
-  if (!seen) return Ref();
+  if (!seen) return Record();
   Ref covered(PyDict_Copy(seen.get()));
-  if (!covered || PyDict_SetItem(covered.get(), id.get(), epoch.get())) return Ref();
+  if (!covered || PyDict_SetItem(covered.get(), id.get(), epoch.get())) return Record();
   const long long value = PyLong_AsLongLong(epoch.get());
-  if (value == -1 && PyErr_Occurred()) return Ref();
+  if (value == -1 && PyErr_Occurred()) return Record();
   const Ref next(PyLong_FromLongLong(value + 1));
-  if (!next || PyDict_SetItem(epochs.get(), id.get(), next.get())) return Ref();
-  if (!enqueue(record_, names.record, event, stream)) return Ref();
-  parts.event_.covered.set(event.get(), std::move(covered));
-  parts.event_.epoch.set(event.get(), std::move(epoch));
-  return event;
+  if (!next || PyDict_SetItem(epochs.get(), id.get(), next.get())) return Record();
+  return Record{std::move(event), std::move(covered), std::move(epoch)};
+}
+
+// After the device's record.
+Ref Order::recorded(Record record) {
+  parts.event_.covered.set(record.event.get(), std::move(record.covered));
+  parts.event_.epoch.set(record.event.get(), std::move(record.epoch));
+  return std::move(record.event);
+}
+
+Ref Order::record(const Ref& stream) {
+  Record record = close_epoch(stream);
+  if (!record.event || !enqueue(record_, names.record, record.event, stream)) return Ref();
+  return recorded(std::move(record));
+}
+
+int Order::fence(const Ref& owner, const Ref& epoch, const Ref& stream) {
+  const Ref last = parts.stream_.last.get(owner), covers = parts.event_.epoch.get(last);
+  if (!covers) return fence_now(owner, stream);
+  const int early = less(covers, epoch);
+  if (early != 0) return early < 0 ? -1 : fence_now(owner, stream);
+  return wait(last, stream) ? 1 : -1;
+}
+
+int Order::fence_now(const Ref& owner, const Ref& stream) {
+  const Ref capture_of = attribute(driver_, names.capture_of);
+  if (!record_) record_ = attribute(driver_, names.record);
+  if (!wait_) wait_ = attribute(driver_, names.wait);
+  const Ref from = parts.stream_.key.get(owner), to = parts.stream_.key.get(stream);
+  if (!capture_of || !record_ || !wait_ || !from || !to) return -1;
+  Together together(capture_of.get(), record_.get(), wait_.get(), from.get(), to.get());
+  if (!together) {
+    const Ref captures = call(capture_of.get(), from.get());
+    const int is_so = captures ? PyObject_IsTrue(captures.get()) : -1;
+    if (is_so != 0) return is_so < 0 ? -1 : 0;
+    const Ref event = record(owner);
+    return event && wait(event, stream) ? 1 : -1;
+  }
+  Record record = close_epoch(owner);
+  if (!record.event) return -1;
+  const Ref handle = parts.event_.handle.get(record.event);
+  const Together::Done done = together.run(handle.get());
+  // What has failed is done again by the verb, which says what is wrong.
+  if (done == Together::CAPTURES) return 0;
+  if (done == Together::NOTHING && !enqueue(record_, names.record, record.event, owner)) return -1;
+  const Ref event = recorded(std::move(record));
+  if (done != Together::ALL) return wait(event, stream) ? 1 : -1;
+  return learn(parts.stream_.id.get(stream), parts.event_.covered.get(event)) ? 1 : -1;
 }
 
 bool Order::wait(const Ref& event, const Ref& stream) {
@@ -104,6 +151,10 @@ bool Order::learn(const Ref& id, const Ref& covered) {
   if (older ? !merge(seen, covered) : PyDict_Update(seen.get(), covered.get()) != 0) return false;
   const Ref epoch = needed(parts.clocks_.epoch.get(clocks_), id);
   return epoch && PyDict_SetItem(last_waits.get(), id.get(), epoch.get()) == 0;
+}
+
+Ref Order::seen(const Ref& stream, const Ref& used) const {
+  return item(item(parts.clocks_.seen.get(clocks_), stream), used);
 }
 
 int Order::ordered(const Ref& stream, const Ref& used, const Ref& epoch) {

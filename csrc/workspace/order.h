@@ -14,8 +14,15 @@ class Order {
 
   // The caller's current stream. Empty without an exception when the timeline has not seen it yet.
   Ref current();
+  // The stream of a key, as it is outside captures. Empty without an exception when the timeline has not seen it yet.
+  Ref of(const Ref& key) const { return item(by_key_, key); }
+  // What a stream (an id) has seen of another; empty without an exception where it has seen nothing.
+  Ref seen(const Ref& stream, const Ref& used) const;
   // An event, the stream's own, that covers everything enqueued on it so far.
   Ref record(const Ref& stream);
+  // Makes a stream's later work come after a use of another: by that one's last event where it covers the epoch, else
+  // by one recorded now. 0 where it cannot be, as the other captures; -1 with an exception set.
+  int fence(const Ref& owner, const Ref& epoch, const Ref& stream);
   // Makes the stream's later work wait for the event. False with an exception set.
   bool wait(const Ref& event, const Ref& stream);
   // Whether work enqueued now on `stream` (an id) comes after the use; -1 with an exception set.
@@ -30,6 +37,13 @@ class Order {
   bool failed();
   bool enqueue(Ref& verb, PyObject* name, const Ref& event, const Ref& stream);
   bool learn(const Ref& id, const Ref& covered);
+  // The stream's own event, and what a record on it now will cover.
+  struct Record {
+    Ref event, covered, epoch;
+  };
+  Record close_epoch(const Ref& stream);
+  Ref recorded(Record record);
+  int fence_now(const Ref& owner, const Ref& stream);
 
   Ref timeline_, driver_, clocks_, by_key_;
   Ref record_, wait_;  // the driver's verbs, from the first use on

@@ -122,6 +122,8 @@ void find_fields(Given& given) {
   given.field(p.timeline_.clocks, "Timeline", "clocks");
   given.field(p.timeline_.current_key, "Timeline", "current_key");
   given.field(p.timeline_.driver, "Timeline", "driver");
+  given.field(p.timeline_.explanations, "Timeline", "explanations");
+  given.field(p.timeline_.fences, "Timeline", "fences");
   given.field(p.timeline_.lock, "Timeline", "lock");
   given.field(p.timeline_.state, "Timeline", "state");
   given.field(p.timeline_.streams, "Timeline", "_streams");
@@ -135,6 +137,7 @@ void find_fields(Given& given) {
   given.field(p.stream_.key, "Stream", "key");
   given.field(p.stream_.id, "Stream", "id");
   given.field(p.stream_.capture, "Stream", "capture");
+  given.field(p.stream_.exact, "Stream", "exact");
   given.field(p.stream_.last, "Stream", "last");
   given.field(p.holding_.stream, "Holding", "stream");
   given.field(p.holding_.held, "Holding", "held");
@@ -153,6 +156,11 @@ void find_fields(Given& given) {
   given.field(p.request_.extents, "Request", "extents");
   given.field(p.request_.key, "Request", "key");
   given.field(p.request_.lead, "Request", "lead");
+  given.field(p.request_.lender, "Request", "lender");
+  given.field(p.request_.nbytes, "Request", "nbytes");
+  given.field(p.request_.notes, "Request", "notes");
+  given.field(p.request_.owner, "Request", "owner");
+  given.field(p.request_.shelves, "Request", "shelves");
   given.field(p.request_.align, "Request", "align");
   given.field(p.request_.lease_type, "Request", "lease_type");
   given.field(p.request_.positions, "Request", "_positions");
@@ -164,9 +172,16 @@ void find_fields(Given& given) {
   given.field(p.block_.epochs, "Block", "epochs");
   given.field(p.block_.first, "Block", "first");
   given.field(p.block_.offset, "Block", "offset");
+  given.field(p.block_.request, "Block", "request");
+  given.field(p.block_.site, "Block", "site");
   given.field(p.block_.shelf, "Block", "shelf");
   given.field(p.block_.slab, "Block", "slab");
   given.field(p.block_.stream, "Block", "stream");
+  given.field(p.shelf_.blocks, "Shelf", "blocks");
+  given.field(p.pool_.elided, "Pool", "elided");
+  given.field(p.pool_.hands_over, "Pool", "hands_over");
+  given.field(p.pool_.largest, "Pool", "_largest");
+  given.field(p.pool_.shelves, "Pool", "shelves");
   given.field(p.slab_.address, "Slab", "address");
   given.field(p.fork_.branches, "Fork", "_branches");
   given.field(p.fork_.flagged, "Fork", "_flagged");
@@ -199,6 +214,7 @@ bool bind(PyObject* dict, PyObject* inlined) {
   p.fork = given.type("Fork");
   p.branch = given.type("Branch");
   p.slot = given.type("Slot");
+  p.shelf = given.type("Shelf");
   p.caching = given.type("Caching");
   p.upstream = given.type("Upstream");
   p.driver_error = given.object("DriverError");

@@ -41,19 +41,24 @@ struct Parts {
 
   // Classes; all references are kept for the life of the process.
   PyTypeObject *timeline, *clocks, *stream, *layout, *holding, *lease, *lazy, *fork, *branch, *slot, *caching, *upstream;
+  PyTypeObject* shelf;
   PyObject *driver_error, *workspace_error, *modes, *grad_enabled;
   PyObject *idle, *plain, *forked;
   long plain_value;
 
-  struct { Field busy, by_id, clocks, current_key, driver, lock, state, streams; } timeline_;
+  struct { Field busy, by_id, clocks, current_key, driver, explanations, fences, lock, state, streams; } timeline_;
   struct { Field epoch, seen, host, waited; } clocks_;
   struct { Field handle, covered, epoch; } event_;
-  struct { Field key, id, capture, last; } stream_;
+  struct { Field key, id, capture, exact, last; } stream_;
   struct { Field stream, held; } holding_;
   struct { Field block, provider, state, tensors, request, workspace, t0, t1, t2; } lease_;
   struct { Field homes; } lazy_;
-  struct { Field direct, dims, extents, key, lead, align, lease_type, positions, ready, timeline, zero; } request_;
-  struct { Field clock, epoch, epochs, first, offset, shelf, slab, stream; } block_;
+  struct {
+    Field direct, dims, extents, key, lead, lender, align, lease_type, nbytes, notes, owner, positions, ready, shelves, timeline, zero;
+  } request_;
+  struct { Field clock, epoch, epochs, first, offset, request, shelf, site, slab, stream; } block_;
+  struct { Field blocks; } shelf_;
+  struct { Field elided, hands_over, largest, shelves; } pool_;
   struct { Field address; } slab_;
   struct { Field branches, flagged, foreign, held, parent, timeline; } fork_;
   struct { Field before, driver, key; } branch_;
@@ -67,6 +72,7 @@ extern Parts parts;
 struct Names {
 #define WORKSPACE_NAMES(name) \
   name(_check) name(_counted) name(_is_owned) name(_key) name(_keep) name(_note) name(_release) \
+  name(capture_of) name(fence) name(keep) \
   name(acquire) name(add_note) name(allocated) name(branches_of) name(closed) \
   name(current_stream) name(declare) name(driver) name(elided) name(empty) name(forked) name(held) \
   name(in_progress) name(joined) name(new_event) name(provider) name(record) name(record_use) \

@@ -6,6 +6,11 @@ namespace workspace {
 
 namespace {
 
+// The driver's functions. Under its later name the last one takes one more, which it leaves alone.
+using Record = int (*)(void* event, void* stream);
+using Wait = int (*)(void* stream, void* event, unsigned int flags);
+using Info = int (*)(void* stream, int* status, unsigned long long* identity, void*, void*, void*, void*);
+
 // A verb that is the driver's own function at an address, or one of torch's. What it does not know how to do, and what
 // fails, is left to `otherwise`, which does it the long way and says what is wrong.
 struct Verb {
@@ -41,12 +46,11 @@ bool handles(const Verb* self, PyObject* const* arguments, size_t count, PyObjec
 }
 
 PyObject* record(PyObject* self, PyObject* const* arguments, size_t count, PyObject* keywords) {
-  using Function = int (*)(void* event, void* stream);
   void* found[2];
   if (handles(verb(self), arguments, count, keywords, found)) {
     int code;
     Py_BEGIN_ALLOW_THREADS  // it blocks where the device's queue is full
-    code = reinterpret_cast<Function>(verb(self)->address)(found[0], found[1]);
+    code = reinterpret_cast<Record>(verb(self)->address)(found[0], found[1]);
     Py_END_ALLOW_THREADS
     if (code == 0) Py_RETURN_NONE;
   }
@@ -54,12 +58,11 @@ PyObject* record(PyObject* self, PyObject* const* arguments, size_t count, PyObj
 }
 
 PyObject* wait(PyObject* self, PyObject* const* arguments, size_t count, PyObject* keywords) {
-  using Function = int (*)(void* stream, void* event, unsigned int flags);
   void* found[2];
   if (handles(verb(self), arguments, count, keywords, found)) {
     int code;
     Py_BEGIN_ALLOW_THREADS
-    code = reinterpret_cast<Function>(verb(self)->address)(found[1], found[0], 0);
+    code = reinterpret_cast<Wait>(verb(self)->address)(found[1], found[0], 0);
     Py_END_ALLOW_THREADS
     if (code == 0) Py_RETURN_NONE;
   }
@@ -78,8 +81,6 @@ PyObject* current(PyObject* self, PyObject* const* arguments, size_t count, PyOb
 }
 
 PyObject* capture_of(PyObject* self, PyObject* const* arguments, size_t count, PyObject* keywords) {
-  // Under its later name it takes one more, which it leaves alone.
-  using Function = int (*)(void* stream, int* status, unsigned long long* identity, void*, void*, void*, void*);
   PyObject* const handle = PyVectorcall_NARGS(count) == 1 && keywords == nullptr
                                ? PyDict_GetItemWithError(verb(self)->known, arguments[0])
                                : nullptr;
@@ -89,8 +90,7 @@ PyObject* capture_of(PyObject* self, PyObject* const* arguments, size_t count, P
     int code, status = 0;
     unsigned long long identity = 0;
     Py_BEGIN_ALLOW_THREADS
-    code = reinterpret_cast<Function>(verb(self)->address)(stream, &status, &identity, nullptr, nullptr, nullptr,
-                                                           nullptr);
+    code = reinterpret_cast<Info>(verb(self)->address)(stream, &status, &identity, nullptr, nullptr, nullptr, nullptr);
     Py_END_ALLOW_THREADS
     if (code == 0 && status == 0) return PyLong_FromLong(0);
     if (code == 0 && status == 1 && identity != 0) return PyLong_FromUnsignedLongLong(identity);
@@ -242,6 +242,43 @@ PyMethodDef makers[] = {
 };
 
 }  // namespace
+
+Together::Together(PyObject* capture_of, PyObject* record, PyObject* wait, PyObject* from, PyObject* to) {
+  const auto address = [](PyObject* of, vectorcallfunc called) {
+    return Py_IS_TYPE(of, &type) && verb(of)->called == called ? verb(of)->address : nullptr;
+  };
+  capture_of_ = address(capture_of, workspace::capture_of);
+  record_ = address(record, workspace::record);
+  wait_ = address(wait, workspace::wait);
+  if (capture_of_ == nullptr || record_ == nullptr || wait_ == nullptr) return;
+  PyObject* const one = PyDict_GetItemWithError(verb(record)->known, from);
+  PyObject* const other = one != nullptr ? PyDict_GetItemWithError(verb(wait)->known, to) : nullptr;
+  from_ = one != nullptr ? PyLong_AsVoidPtr(one) : nullptr;
+  to_ = other != nullptr ? PyLong_AsVoidPtr(other) : nullptr;
+  PyErr_Clear();
+  // The default stream is left to the verbs: it never captures, and of several devices it is the current one's.
+  known_ = from_ != nullptr && to_ != nullptr;
+}
+
+Together::Done Together::run(PyObject* event) const {
+  void* const handle = PyLong_AsVoidPtr(event);
+  if (handle == nullptr) {
+    PyErr_Clear();
+    return NOTHING;
+  }
+  Done done = NOTHING;
+  Py_BEGIN_ALLOW_THREADS
+  int status = 0;
+  unsigned long long identity = 0;
+  const auto info = reinterpret_cast<Info>(capture_of_);
+  if (info(from_, &status, &identity, nullptr, nullptr, nullptr, nullptr) != 0 || status != 0) {
+    done = CAPTURES;
+  } else if (reinterpret_cast<Record>(record_)(handle, from_) == 0) {
+    done = reinterpret_cast<Wait>(wait_)(to_, handle, 0) == 0 ? ALL : RECORDED;
+  }
+  Py_END_ALLOW_THREADS
+  return done;
+}
 
 bool add_verbs(PyObject* module) { return make_type() && PyModule_AddFunctions(module, makers) == 0; }
 

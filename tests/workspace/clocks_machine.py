@@ -133,9 +133,7 @@ class ClocksMachine(RuleBasedStateMachine):
             self.recorded[key] = self.order.enqueue(self.names[stream])
 
         before = self.covered.get(key, {})
-        self.covered[key] = self.tested.record(
-            self.ids[stream], device, self.interleaved(stream, interleave), before
-        )
+        self.covered[key] = self.tested.record(self.ids[stream], device, self.interleaved(stream, interleave), before)
 
     @rule(stream=streams, event=events, interleave=st.booleans())
     def wait(self, stream: int, event: int, interleave: bool) -> None:

@@ -187,9 +187,7 @@ class ScratchMachine(ScratchProgram):
         fails=st.booleans(),
         lane=st.sampled_from(["main", "draft"]),
     )
-    def capture(
-        self, stream: int, sizes: list[int], forked: bool, broken: bool, fails: bool, lane: str
-    ) -> None:
+    def capture(self, stream: int, sizes: list[int], forked: bool, broken: bool, fails: bool, lane: str) -> None:
         """A graph that leases, reads what was leased before it, maybe forks, breaks, or fails."""
         aux = (stream + 1) % (STREAMS - 1)
         kept = [live for live in self.live if live.readers >= {stream}]

@@ -13,6 +13,7 @@ class EventFenced(Pooled):
     """Least memory with several streams: any free block serves any stream, and neighbours always coalesce."""
 
     name = "event_fenced"
+    shares = True
 
     def home(self, stream: Stream) -> Home:
         return 0

@@ -32,6 +32,8 @@ class Pooled:
     name: ClassVar[str]
     safe: ClassVar[bool] = True
     lends_tensors = True
+    shares: ClassVar[bool] = False
+    """Whether there is one sub-pool for all streams, so that a block may go from any to any."""
 
     def __init__(self, timeline: Timeline, config: WorkspaceConfig, source: Source | None = None) -> None:
         self.timeline = timeline
@@ -42,9 +44,14 @@ class Pooled:
         self._may_fence = "fence" in config.policy
         # A capture that takes more of what is reserved does not grow the pool.
         self._may_grow = self.source.fixed or "grow" in config.policy
+        self._settle_handover()
         self._lanes = Lanes(timeline, self)
         self.growths = 0
-        self.elided = 0
+
+    @property
+    def elided(self) -> int:
+        """Uses that needed no fence."""
+        return self.pool.elided
 
     def home(self, stream: Stream) -> Home:
         """Sub-pool a stream's blocks belong to."""
@@ -59,6 +66,12 @@ class Pooled:
         own = self.home(stream)
         yield own
         yield from [home for home in self.pool.free if home != own]
+
+    def _settle_handover(self) -> None:
+        """Whether a block goes from stream to stream the short way: where a fence comes before growth at any time."""
+        grows_first = self.config.policy.startswith("grow") or self.config.in_flight > 0
+        fences_first = self._may_fence and (self.locked or not self._may_grow or not grows_first)
+        self.pool.hands_over = self.shares and fences_first
 
     # -- placement -------------------------------------------------------------------------------------------
     def place(self, request: Request, stream: Stream) -> Block:
@@ -75,7 +88,7 @@ class Pooled:
         if block is None:
             block = self._unordered(request, stream)
         # Uses on other streams that needed no fence, because the clocks show them ordered (fences were subtracted).
-        self.elided += sum(used != stream.id for used in block.uses)
+        self.pool.elided += sum(used != stream.id for used in block.uses)
         block = self.pool.take(block, request.nbytes, self.home(stream))
         block.uses, block.events = {}, None
         return block
@@ -128,7 +141,7 @@ class Pooled:
             for used, epoch in block.uses.items()
             if not clocks.ordered(stream.id, used, epoch)
         ]
-        self.elided -= self.timeline.fence(block, stream)
+        self.pool.elided -= self.timeline.fence(block, stream)
         for owner, needs, knows in missing:
             edge = f"{stream.name} knows {owner} up to {knows}, needs {needs}"
             self.timeline.explanations.note("fence", request, block, edge)
@@ -205,7 +218,7 @@ class Pooled:
         for used, epoch in block.uses.items():
             if used == stream.id or not ordered(stream.id, used, epoch):
                 kept[used] = epoch
-        self.elided += len(block.uses) - len(kept)
+        self.pool.elided += len(block.uses) - len(kept)
         block.uses = kept
 
     def _record(self, block: Block) -> None:
@@ -250,6 +263,7 @@ class Pooled:
 
     def lock(self, locked: bool) -> None:
         self.locked = locked
+        self._settle_handover()
 
     def lane(self, name: str, *, complete_only: bool) -> Lane:
         return self._lanes.of(name, complete_only=complete_only)

@@ -137,7 +137,11 @@ SEAMS: dict[str, Seam] = {
     "pinned views": Seam("the list of views that keep an old slab", ((source, "pinned_owners", _always([])),)),
     "fence before growth": Seam(
         "a block in flight being waited for, and idle slabs going back",
-        ((Pool, "pending", _always(None)), (DriverSource, "give_up", _always(False))),
+        (
+            (Pool, "pending", _always(None)),
+            (Lease, "_from_another_stream", _always(None)),
+            (DriverSource, "give_up", _always(False)),
+        ),
     ),
     "zero": Seam("the fill of a lease asked zero", ((Workspace, "lease", _unzeroed),)),
     "poison": Seam("the pattern in bytes nobody has written", ((Poison, "_fill", _nothing),)),

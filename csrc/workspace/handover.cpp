@@ -1,0 +1,203 @@
+#include "handover.h"
+
+#include "methods.h"
+#include "order.h"
+
+namespace workspace {
+
+namespace {
+
+// What one hand-over works on.
+struct Handover {
+  Ref request, pool, stream, id;
+};
+
+// A block on a shelf.
+struct Place {
+  PyObject* shelf = nullptr;  // borrowed: it outlives the search, during which no Python runs
+  Py_ssize_t at = -1;
+};
+
+// Whether the lock is to be taken at all. An exception may be set.
+bool may_look(const Ref& request, const Ref& timeline) {
+  const Ref pool = parts.request_.lender.get(request);
+  if (!is_true(parts.pool_.hands_over.get(pool)) || !is_true(parts.request_.direct.get(request))) return false;
+  return parts.inlined.intact() && outside_the_lock(timeline) > 0;
+}
+
+// Fills in the rest; false where another way is to be gone. An exception may be set.
+bool found(Handover& on, Order& order, const Ref& key) {
+  on.pool = parts.request_.lender.get(on.request);
+  on.stream = order.of(key);
+  on.id = parts.stream_.id.get(on.stream);
+  if (!on.id || !parts.stream_.capture.get(on.stream).is(Py_None) || !parts.stream_.exact.get(on.stream).is(Py_False)) {
+    return false;
+  }
+  const Ref largest = parts.pool_.largest.get(on.pool), nbytes = parts.request_.nbytes.get(on.request);
+  if (!is_true(parts.pool_.hands_over.get(on.pool)) || !largest || !nbytes || !PyLong_CheckExact(largest.get())) {
+    return false;
+  }
+  return PyObject_RichCompareBool(largest.get(), nbytes.get(), Py_LT) > 0;
+}
+
+// The first block on a shelf whose use precedes the stream's next work; -1: none, -2 with an exception set.
+Py_ssize_t ordered_on(Order& order, const Handover& on, PyObject* shelf) {
+  for (Py_ssize_t at = 0; at < PyList_GET_SIZE(shelf); ++at) {
+    const Ref block = Ref::of(PyList_GET_ITEM(shelf, at));
+    const Ref used = parts.block_.clock.get(block), epoch = parts.block_.epoch.get(block);
+    if (!used || !epoch) continue;
+    const int ordered = order.ordered(on.id, used, epoch);
+    if (ordered != 0) return ordered < 0 ? -2 : at;
+  }
+  return -1;
+}
+
+// Whether any block on any shelf of the pool is ordered; -1 with an exception set.
+int any_ordered(Order& order, const Handover& on) {
+  const Ref shelves = parts.pool_.shelves.get(on.pool);
+  PyObject *shelf, *none;
+  for (Py_ssize_t next = 0; shelves && PyDict_Next(shelves.get(), &next, &shelf, &none);) {
+    if (!PyList_Check(shelf) || PyList_GET_SIZE(shelf) == 0) continue;
+    const Py_ssize_t at = ordered_on(order, on, shelf);
+    if (at != -1) return at < 0 ? -1 : 1;
+  }
+  return shelves ? 0 : 1;
+}
+
+// One that is ordered, else the last of a shelf where none on any is; no shelf where another way is to be gone. An
+// exception may be set.
+Place chosen(Order& order, const Handover& on) {
+  const Ref shelves = parts.request_.shelves.get(on.request);
+  if (!shelves || !PyDict_CheckExact(shelves.get())) return Place();
+  const int any = any_ordered(order, on);  // those of the request are among the pool's
+  if (any < 0) return Place();
+  PyObject *key, *shelf;
+  for (Py_ssize_t next = 0; PyDict_Next(shelves.get(), &next, &key, &shelf);) {
+    if (!PyList_Check(shelf) || PyList_GET_SIZE(shelf) == 0) continue;
+    if (!any) return Place{shelf, PyList_GET_SIZE(shelf) - 1};
+    const Py_ssize_t at = ordered_on(order, on, shelf);
+    if (at != -1) return at < 0 ? Place() : Place{shelf, at};
+  }
+  return Place();
+}
+
+// Adds one to a number in a slot. False with an exception set.
+bool add(const Field& to, PyObject* of, long one) {
+  const Ref before = to.get(of);
+  const long long value = before ? PyLong_AsLongLong(before.get()) : -1;
+  if (value == -1 && PyErr_Occurred()) return false;
+  Ref after(PyLong_FromLongLong(value + one));
+  if (!after) return false;
+  to.set(of, std::move(after));
+  return true;
+}
+
+// Adds one to a tally. False with an exception set.
+bool count(PyObject* tally) {
+  const long long value = PyLong_AsLongLong(PyList_GET_ITEM(tally, 0));
+  if (value == -1 && PyErr_Occurred()) return false;
+  PyObject* const after = PyLong_FromLongLong(value + 1);
+  return after != nullptr && PyList_SetItem(tally, 0, after) == 0;
+}
+
+// Where a fence at this instruction, for these two, is counted; empty where it is not known. No exception is set.
+Ref noted(const Ref& notes, const Ref& other, const Ref& site) {
+  PyFrameObject* const frame = PyEval_GetFrame();  // borrowed
+  if (frame == nullptr || !notes || !PyList_Check(notes.get())) return Ref();
+  const Ref code(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
+  const int instruction = PyFrame_GetLasti(frame);
+  for (Py_ssize_t at = 0; at < PyList_GET_SIZE(notes.get()); ++at) {
+    PyObject* const note = PyList_GET_ITEM(notes.get(), at);
+    if (!PyTuple_CheckExact(note) || PyTuple_GET_SIZE(note) != 5 || !code.is(PyTuple_GET_ITEM(note, 0))) continue;
+    if (!other.is(PyTuple_GET_ITEM(note, 2)) || !site.is(PyTuple_GET_ITEM(note, 3))) continue;
+    PyObject* const tally = PyTuple_GET_ITEM(note, 4);
+    if (!PyList_CheckExact(tally) || PyList_GET_SIZE(tally) != 1) continue;
+    if (PyLong_AsLong(PyTuple_GET_ITEM(note, 1)) == instruction) return Ref::of(tally);
+  }
+  return Ref();
+}
+
+// `Explanations.fence`. False with an exception set.
+bool explain(const Ref& timeline, const Handover& on, const Ref& block, const Ref& owner, const Ref& knows) {
+  const Ref explanations = parts.timeline_.explanations.get(timeline);
+  const Ref other = parts.request_.owner.get(parts.block_.request.get(block)), site = parts.block_.site.get(block);
+  if (!explanations || !other || !site) return !PyErr_Occurred();
+  const Ref known = noted(parts.request_.notes.get(on.request), other, site);
+  if (known) return count(known.get());
+  const Ref zero(PyLong_FromLong(0)), needs = parts.block_.epoch.get(block);
+  return zero && needs &&
+         call_method(names.fence, explanations.get(), on.request.get(), block.get(), on.stream.get(), owner.get(),
+                     needs.get(), knows ? knows.get() : zero.get());
+}
+
+// The stream whose use of a block is waited for, where it may be; empty where it may not. An exception may be set.
+Ref owner_of(const Ref& timeline, const Ref& block) {
+  Ref owner = item(parts.timeline_.by_id.get(timeline), parts.block_.clock.get(block));
+  if (!owner || !parts.stream_.capture.get(owner).is(Py_None)) return Ref();
+  return owner;
+}
+
+// Makes the stream's next work come after the block's use. 0 where the Python form has to look, -1 with an exception
+// set.
+int fenced(Order& order, const Ref& timeline, const Handover& on, const Ref& block) {
+  const Ref used = parts.block_.clock.get(block), epoch = parts.block_.epoch.get(block);
+  const int ordered = used && epoch ? order.ordered(on.id, used, epoch) : -1;
+  if (ordered < 0) return PyErr_Occurred() ? -1 : 0;
+  if (ordered) {
+    if (PyObject_RichCompareBool(used.get(), on.id.get(), Py_EQ) == 1) return 1;
+    return add(parts.pool_.elided, on.pool.get(), 1) ? 1 : -1;
+  }
+  const Ref owner = owner_of(timeline, block), knows = order.seen(on.id, used);
+  if (!owner || PyErr_Occurred()) return PyErr_Occurred() ? -1 : 0;
+  const int done = order.fence(owner, epoch, on.stream);
+  if (done != 1) return done;
+  return add(parts.timeline_.fences, timeline.get(), 1) && explain(timeline, on, block, owner, knows) ? 1 : -1;
+}
+
+// `Request.keep`, and the pool's note of the shelf. False with an exception set.
+bool keep(const Handover& on, const Ref& block, const Ref& key) {
+  Ref shelf = item(parts.request_.shelves.get(on.request), key);
+  if (!shelf) {
+    if (!PyErr_Occurred()) shelf = call_method(names.keep, on.request.get(), block.get(), on.stream.get());
+    if (!shelf) return false;
+  } else {
+    const Ref before = parts.block_.shelf.exchange(block.get(), Ref::of(shelf.get()));
+    if (!Py_IS_TYPE(shelf.get(), parts.shelf) || !Py_IS_TYPE(before.get(), parts.shelf)) {
+      PyErr_SetString(PyExc_TypeError, "a shelf of the request is none");
+      return false;
+    }
+    if (!add(parts.shelf_.blocks, before.get(), -1) || !add(parts.shelf_.blocks, shelf.get(), 1)) return false;
+    parts.block_.stream.set(block.get(), Ref::of(on.stream.get()));
+    parts.block_.clock.set(block.get(), Ref::of(on.id.get()));
+  }
+  const Ref shelves = parts.pool_.shelves.get(on.pool);
+  return shelves && PyDict_SetItem(shelves.get(), shelf.get(), Py_None) == 0;
+}
+
+}  // namespace
+
+bool may_be_held(const Ref& block) {
+  const Ref first = parts.block_.first.get(block);
+  return first && PyTuple_CheckExact(first.get()) && PyTuple_GET_SIZE(first.get()) == 3;
+}
+
+Ref handed_over(const Ref& request, const Ref& timeline, const Ref& key) {
+  if (!may_look(request, timeline)) return Ref();
+  Handover on{Ref::of(request.get()), Ref(), Ref(), Ref()};
+  Order order(timeline);
+  Locked locked(timeline);
+  if (!locked || !order || !steady(timeline) || !found(on, order, key)) return Ref();
+  const Place place = chosen(order, on);
+  if (place.shelf == nullptr) return Ref();
+  const Ref shelf = Ref::of(place.shelf);
+  Ref block = Ref::of(PyList_GET_ITEM(shelf.get(), place.at));
+  if (!may_be_held(block) || PyList_SetSlice(shelf.get(), place.at, place.at + 1, nullptr)) return Ref();
+  if (fenced(order, timeline, on, block) == 1) return keep(on, block, key) ? std::move(block) : Ref();
+  // Back to where it was. An error of the device goes on.
+  Ref error = taken_error();
+  if (PyList_Append(shelf.get(), block.get())) return Ref();
+  if (error) raise(std::move(error));
+  return Ref();
+}
+
+}  // namespace workspace
