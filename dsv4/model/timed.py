@@ -68,12 +68,17 @@ class Timed:
         reserve(ws, self.shard, SERVED, engine, options)
         return Steps(Runner(ws, self.shard, SERVED, engine, self._weights, caches, options), rows, contexts)
 
+    def differs(self, mode: str, tokens: int) -> bool:
+        """Whether a graph takes such a step, or the mode has none."""
+        sizes = Options(mode=mode).sizes(_engine(tokens))
+        return mode == "eager" or (bool(sizes) and tokens <= sizes[-1] and (mode != "full" or tokens <= DECODED))
+
     def _requests(self, micro_batches: int, tokens: int) -> tuple[Engine, list[Rows], dict[int, Context], list[Caches]]:
         config = self.shard.config
         decoding = tokens <= DECODED
         count = tokens if decoding else 2
         length = CONTEXT if decoding else -(-tokens // 2)
-        engine = Engine(max(tokens, count), count, max(length, CONTEXT) + 256)
+        engine = _engine(tokens)
         each = AT_ONCE if decoding else length
         share = -(-count // micro_batches)
         blocks = {one.name: one.most_blocks(length, share * each, share) + share for one in groups_of(config)}
@@ -91,6 +96,13 @@ class Timed:
             else:
                 rows.append(Rows(index, 0, length if index else tokens - length, True, True))
         return engine, rows, contexts, caches
+
+
+def _engine(tokens: int) -> Engine:
+    """Limits for steps of so many tokens."""
+    if tokens <= DECODED:
+        return Engine(tokens, tokens, CONTEXT + 256)
+    return Engine(tokens, 2, max(-(-tokens // 2), CONTEXT) + 256)
 
 
 class Steps:

@@ -38,6 +38,9 @@ class Model:
         self.prepared.append(Setting(mode, micro_batches, aux_streams, tokens))
         return Filled(ws, tokens)
 
+    def differs(self, mode: str, tokens: int) -> bool:
+        return mode != "full" or tokens == 2
+
 
 class Filled:
     def __init__(self, ws: Any, tokens: int) -> None:
@@ -132,9 +135,17 @@ def test_a_second_run_times_what_is_missing_only(tmp_path: Path) -> None:
     sweep(tmp_path, "eager")
     Workload.made.prepared.clear()
     _, text = sweep(tmp_path, "eager", "full")
-    assert {one.mode for one in Workload.made.prepared} == {"full"}
+    assert {(one.mode, one.tokens) for one in Workload.made.prepared} == {("full", 2)}
     assert text.count("done before") == 2
-    assert len(Record(tmp_path, json.loads((tmp_path / "timed.json").read_text())["plan"]).done) == 4
+    assert len(Record(tmp_path, json.loads((tmp_path / "timed.json").read_text())["plan"]).done) == 3
+
+
+def test_a_step_that_no_graph_takes_is_timed_once(tmp_path: Path) -> None:
+    """In mode eager; what was timed before is shown again."""
+    sweep(tmp_path, "eager")
+    _, text = sweep(tmp_path, "full")
+    assert "full x1, 64 tokens: no graph takes such a step" in text
+    assert "eager x1, 64 tokens" in text and "full x1, 2 tokens" in text
 
 
 def test_another_plan_begins_anew(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import workspace
 from workspace.config import load_config
 from workspace.errors import LockError, WorkspaceError
 
-WARM_UP = 5
+WARM_UP = 3
 RELEASES_AWAITED = 100
 
 BASELINE = "upstream"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -31,7 +32,7 @@ def run(
     allow_refused: bool,
     clock: Clock | None = None,
 ) -> int:
-    """Time every strategy in every combination that `out` does not have yet.
+    """Time every strategy in every combination that `out` does not have yet; table and picture show all that it has.
 
     Returns
     -------
@@ -45,19 +46,20 @@ def run(
     out.mkdir(parents=True, exist_ok=True)
     plan = {"workload": replay.workload, "model": model.description, "rounds": rounds, "strategies": list(safe)}
     record = Record(out, plan)
-    todo = [Setting(*one) for one in product(modes, micro_batches, aux_streams, tokens)]
-    for setting in todo:
+    for setting in (Setting(*one) for one in product(modes, micro_batches, aux_streams, tokens)):
         if setting in record.done:
             console.print(f"{setting}: done before", style="dim")
-            continue
-        record.add(setting, measure(model, setting, safe, rounds, clock))
-        console.print(f"{setting}: timed", style="dim")
-    found = {setting: record.done[setting] for setting in todo}
-    print_timings(console, found, safe)
-    if any(one.step_us for own in found.values() for one in own):
-        draw(found, f"Peak bytes and time of a step\n{model.description}", out / "timed.png")
+        elif not model.differs(setting.mode, setting.tokens):
+            console.print(f"{setting}: no graph takes such a step, it is one of mode eager", style="dim")
+        else:
+            began = time.perf_counter()
+            record.add(setting, measure(model, setting, safe, rounds, clock))
+            console.print(f"{setting}: timed in {time.perf_counter() - began:.1f} s", style="dim", highlight=False)
+    print_timings(console, record.done, safe)
+    if any(one.step_us for own in record.done.values() for one in own):
+        draw(record.done, f"Peak bytes and time of a step\n{model.description}", out / "timed.png")
     console.print(f"written to {out}: timed.json, timed.png", highlight=False)
-    problems = refused(found)
+    problems = refused(record.done)
     for problem in problems:
         console.print(f"refused: {problem}", markup=False, highlight=False)
     return 1 if problems and not allow_refused else 0

@@ -114,6 +114,9 @@ class Timed(Protocol):
     def prepare(self, ws: Any, mode: str, aux_streams: bool, micro_batches: int, tokens: int) -> Repeated:
         """Make a step of so many tokens ready; other parameters are those of `Session.prepare`."""
 
+    def differs(self, mode: str, tokens: int) -> bool:
+        """Whether such a step is another one than in mode ``eager``; True of that mode itself."""
+
 
 class Workload(Protocol):
     """A family of models that can be replayed.

@@ -39,3 +39,11 @@ def test_a_step_can_be_repeated(tokens: int, micro_batches: int, monkeypatch: py
             assert ws.snapshot().fences == before or micro_batches == 2
     assert torch.isfinite(found[0]).all()
     assert all(torch.equal(one, found[0]) for one in found[1:])
+
+
+def test_modes_differ_where_a_graph_takes_the_step() -> None:
+    """Full graphs are of decode rows, others of up to 512 tokens, those of mode overflow of up to 8."""
+    model = Timed("mixed", 0, "cpu", config=attrs.evolve(MODEL, head_dim=128))
+    found = {mode: [n for n in (2, 64, 512, 2048) if model.differs(mode, n)] for mode in ("full", "narrow", "overflow")}
+    assert found == {"full": [2, 64], "narrow": [2, 64, 512], "overflow": [2]}
+    assert all(model.differs("eager", tokens) for tokens in (2, 64, 512, 2048))
