@@ -161,6 +161,9 @@ class Driver(Protocol):
     def poll(self) -> None:
         """Run the callbacks of graphs that have gone since the last poll. Makes no device call."""
 
+    def settle(self) -> None:
+        """Block the host until graphs that are being destroyed are gone, then `poll`; others are not waited for."""
+
     def watch_captures(
         self,
         beginning: Callable[[int], None],

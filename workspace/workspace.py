@@ -508,6 +508,7 @@ class Workspace:
         if self._root is not None:
             self._root.unlock()
             return
+        self._await_graphs()
         with self.timeline.lock:
             self.timeline.settle_releases()
             graphs = self.graphs
@@ -577,11 +578,20 @@ class Workspace:
         """
         if self.closed:
             return
+        self._await_graphs()
         with self.timeline.lock:
             self.timeline.settle_releases()
             for one in (self, *self._own_children()):
                 one._check_idle()
             self._end()
+
+    def _await_graphs(self) -> None:
+        """Graphs released a moment ago may be under way still, and the driver says late that they are gone."""
+        with self.timeline.lock:
+            self.timeline.settle_releases()
+            some = any(one.graphs for one in (self, *self._own_children()))
+        if some:
+            self.driver.settle()
 
     def _end(self) -> None:
         for child in self.children.values():

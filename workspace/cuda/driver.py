@@ -200,6 +200,15 @@ class CudaDriver:
         """Run the callbacks of graphs that have gone since the last poll. Calls no device."""
         self._graphs.releases.poll()
 
+    def settle(self) -> None:
+        """Block the host until graphs that were reset or collected are gone, then `poll`.
+
+        CUDA says so from a thread of its own, some time after their last launch has ended.
+        """
+        if self._graphs.releases.ending:
+            self.synchronize()
+            self._graphs.releases.settle()
+
     def watch_captures(
         self,
         beginning: Callable[[int], None],

@@ -71,6 +71,7 @@ class CapturedGraph:
         graph = self._raw()
         if graph is not None:
             graph.reset()
+        self.release.ending = True
 
     def _alive(self) -> torch.cuda.CUDAGraph:
         graph = self.raw

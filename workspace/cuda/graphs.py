@@ -204,9 +204,14 @@ class Graphs:
         code, capture, captured = self._lib.capture_info(self._streams.handle(token))
         self._lib.check(code, "cuStreamGetCaptureInfo", stream=token)
         name = id(graph)
-        # A graph collected before its capture ended must not leave a capture open for good.
-        reference = weakref.ref(graph, lambda _: self._open.pop(name, None))
-        self._open[name] = _Open(token, capture, reference, self.releases.watch(captured))
+        release = self.releases.watch(captured)
+
+        def collected(_: Any) -> None:
+            release.ending = True
+            self._open.pop(name, None)  # one collected before its capture ended must not leave it open for good
+
+        release.graph = weakref.ref(graph, collected)
+        self._open[name] = _Open(token, capture, release.graph, release)
         for _, began, _ in self._callbacks:
             began(token, capture)
 

@@ -8,10 +8,16 @@ crash a process that is exiting. So libc's ``sem_post`` is the destructor, and t
 from __future__ import annotations
 
 import ctypes
+import time
+import weakref
 from collections.abc import Callable
 from ctypes import byref, c_int, c_size_t, c_uint, c_void_p
+from typing import Any
 
 from workspace.cuda.libcuda import GRAPH_USER_OBJECT_MOVE, USER_OBJECT_NO_DESTRUCTOR_SYNC, LibCuda
+
+MOMENTS = 10.0
+"""Seconds after which CUDA is not believed to post a semaphore any more."""
 
 _SEMAPHORE_BYTES = 64  # sizeof(sem_t) is 32 on 64-bit glibc and musl
 
@@ -27,16 +33,25 @@ _spare: list[int] = []
 class Release:
     """One graph's end, and whom to tell of it.
 
+    Attributes
+    ----------
+    graph
+        torch's graph, kept weakly.
+    ending
+        It was reset or collected: its end is under way.
+
     The semaphore lives in memory from malloc that is reused but never freed: CUDA may post it at any time,
     also while the process exits.
     """
 
-    __slots__ = ("_semaphore", "callbacks", "over")
+    __slots__ = ("_semaphore", "callbacks", "ending", "graph", "over")
 
     def __init__(self) -> None:
         self._semaphore: int = _spare.pop() if _spare else _libc.malloc(_SEMAPHORE_BYTES)
         _libc.sem_init(self._semaphore, 0, 0)
         self.callbacks: list[Callable[[], None]] = []
+        self.graph: weakref.ref[Any] | None = None
+        self.ending = False
         self.over = False
 
     def attach(self, lib: LibCuda, graph: int) -> None:
@@ -71,6 +86,19 @@ class Releases:
         release.attach(self._lib, graph)
         self._waiting.append(release)
         return release
+
+    @property
+    def ending(self) -> bool:
+        """Whether the end of a graph is under way and has not been seen."""
+        return any(release.ending for release in self._waiting)
+
+    def settle(self) -> None:
+        """Wait until the graphs whose end is under way are gone, on an idle device: a matter of moments."""
+        until = time.monotonic() + MOMENTS
+        self.poll()
+        while self.ending and time.monotonic() < until:
+            time.sleep(0.0005)
+            self.poll()
 
     def poll(self) -> None:
         """Call back for every graph that has gone since the last time."""

@@ -54,6 +54,10 @@ class SimulatedDriver:
         pool = share.pool if isinstance(share, SimulatedGraph) and not share.released else None
         return self.simulated.begin_capture(stream, pool=pool)
 
+    def settle(self) -> None:
+        """A graph is gone once its last launch is through."""
+        self.synchronize()
+
     def poll(self) -> None:
         """Nothing waits: a graph's callbacks run when it goes."""
 
