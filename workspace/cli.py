@@ -106,10 +106,10 @@ def strategies() -> None:
 @click.option(
     "--tokens",
     multiple=True,
-    type=click.IntRange(min=1),
-    default=(2, 64, 512, 2048, 8192),
+    type=click.IntRange(min=0),
+    default=(2, 64, 512, 2048, 8192, 0),
     show_default=True,
-    help="Sizes of the steps that --driver cuda times; repeatable.",
+    help="Sizes of the steps that --driver cuda times, 0 for those of a request trace; repeatable.",
 )
 @click.option("--micro-batches", multiple=True, type=click.IntRange(min=1), default=(1, 2), show_default=True)
 @click.option("--aux", type=click.Choice(list(AUX)), default="on", show_default=True, help="Side streams.")

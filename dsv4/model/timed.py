@@ -16,6 +16,7 @@ from dsv4.model.precision import SERVED
 from dsv4.model.random_weights import RandomTensors
 from dsv4.model.reserve import reserve
 from dsv4.model.runner import Runner
+from dsv4.model.timed_trace import ENGINE, Loaded, Sessions, load_of
 from dsv4.model.weights import Assembly
 from dsv4.options import Options
 from dsv4.scheduler import Rows
@@ -50,6 +51,7 @@ class Timed:
         self.device = device
         tensors = RandomTensors(config, seed, device=device)
         self._weights = Assembly(self.shard, SERVED, tensors, device).model()
+        self._seed, self._sessions = seed, dict[int, Sessions]()
         self._held: dict[tuple[int, int], tuple[Engine, list[Rows], dict[int, Context], list[Caches]]] = {}
         self.description = (
             f"DeepSeek-V4 {model}: {config.num_hidden_layers} layers, {config.n_routed_experts} experts of "
@@ -62,14 +64,30 @@ class Timed:
         held = self._held.get((micro_batches, tokens))
         if held is None:
             self._held.clear()  # one setting's caches at a time
+            self._sessions.clear()
             held = self._held[micro_batches, tokens] = self._requests(micro_batches, tokens)
         engine, rows, contexts, caches = held
         options = Options(mode=mode, aux_streams=aux_streams, micro_batches=micro_batches)
         reserve(ws, self.shard, SERVED, engine, options)
         return Steps(Runner(ws, self.shard, SERVED, engine, self._weights, caches, options), rows, contexts)
 
+    def load(self, ws: Any, mode: str, aux_streams: bool, micro_batches: int) -> Loaded:
+        """Ready to run the steps of a trace."""
+        self._held.clear()
+        if micro_batches not in self._sessions:
+            self._sessions = {
+                micro_batches: Sessions(self.shard.config, load_of(self._seed), micro_batches, self.device)
+            }
+        sessions = self._sessions[micro_batches]
+        options = Options(mode=mode, aux_streams=aux_streams, micro_batches=micro_batches)
+        reserve(ws, self.shard, SERVED, ENGINE, options)
+        given = ws, self.shard, SERVED, ENGINE, self._weights, sessions.caches, options
+        return Loaded(sessions, Runner(*given))
+
     def differs(self, mode: str, tokens: int) -> bool:
-        """Whether a graph takes such a step, or the mode has none."""
+        """Whether a graph takes such a step, or the mode has none; of the trace's steps (0) some always."""
+        if not tokens:
+            return True
         sizes = Options(mode=mode).sizes(_engine(tokens))
         return mode == "eager" or (bool(sizes) and tokens <= sizes[-1] and (mode != "full" or tokens <= DECODED))
 

@@ -23,6 +23,9 @@ SAFE = {"caching": True, "event_fenced": True, "upstream": False}
 ORDER: list[str] = []
 """Strategies in the order of their steps."""
 
+PLACES: list[tuple[str, int]] = []
+"""Strategy and step of what a trace ran."""
+
 
 class Model:
     """A lease that is filled."""
@@ -38,8 +41,30 @@ class Model:
         self.prepared.append(Setting(mode, micro_batches, aux_streams, tokens))
         return Filled(ws, tokens)
 
+    def load(self, ws: Any, mode: str, aux_streams: bool, micro_batches: int) -> Trace:
+        return Trace(ws)
+
     def differs(self, mode: str, tokens: int) -> bool:
         return mode != "full" or tokens == 2
+
+
+class Trace:
+    """Five steps, of which the first is not timed; one request waits at step 1 and has its token at step 3."""
+
+    steps, skipped, first_tokens = 5, 1, ((1, 3),)
+
+    def __init__(self, ws: Any) -> None:
+        self.ws = ws
+        ws.declare(OUTPUT, T=5)
+        ws.reserve()
+
+    def run(self, place: int) -> None:
+        PLACES.append((self.ws.strategy, place))
+        with self.ws.lease(OUTPUT, T=place + 1) as scratch:
+            scratch.out.fill_(1)
+
+    def close(self) -> None:
+        """Nothing outlives a step."""
 
 
 class Filled:
@@ -104,7 +129,7 @@ def sweep(out: Path, *modes: str, workload: type = Workload, **how: Any) -> tupl
     console = Console(record=True, width=200)
     replay = Replay(f"{__name__}:{workload.__name__}", "", None, "cuda", 3, 0)
     given: dict[str, Any] = {"allow_refused": False, "clock": CpuClock()} | how
-    code = run(console, replay, SAFE, modes, (1,), (True,), (2, 64), out, **given)
+    code = run(console, replay, SAFE, modes, (1,), (True,), given.pop("tokens", (2, 64)), out, **given)
     return code, console.export_text()
 
 
@@ -112,6 +137,7 @@ def sweep(out: Path, *modes: str, workload: type = Workload, **how: Any) -> tupl
 def _fresh() -> None:
     Workload.made = Model()
     ORDER.clear()
+    PLACES.clear()
 
 
 def test_every_strategy_takes_a_step_in_each_round(tmp_path: Path) -> None:
@@ -158,6 +184,21 @@ def test_a_refusal_is_kept_and_fails_the_sweep(tmp_path: Path) -> None:
     assert code == 1
     assert "no wide regions here" in text
     assert sweep(tmp_path, "wide", allow_refused=True)[0] == 0
+
+
+def test_the_steps_of_a_trace_are_run_in_turn(tmp_path: Path) -> None:
+    """Once before and once timed; nobody runs a step before all have run the one before."""
+    code, text = sweep(tmp_path, "eager", tokens=(0,))
+    assert code == 0 and "eager x1, trace" in text
+    assert [place for _, place in PLACES] == [place for _ in range(2) for place in range(5) for _ in SAFE]
+    assert all({name for name, _ in PLACES[at : at + 3]} == set(SAFE) for at in range(0, len(PLACES), 3))
+    (setting,) = json.loads((tmp_path / "timed.json").read_text())["settings"]
+    for one in setting["timings"]:
+        assert len(one["step_us"]) == 4 and one["peak"] == 2000
+        # What the clock says of a step counts up by one, whose turn it is.
+        (waited,), device = one["first_token_us"], one["device_us"]
+        assert waited >= 0 and device == sorted(device)
+    assert list(Record(tmp_path, json.loads((tmp_path / "timed.json").read_text())["plan"]).done)[0].tokens == 0
 
 
 def test_a_workload_without_timed_steps_is_refused(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import gc
 import math
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from statistics import median
 from typing import Any, Protocol
 
@@ -18,6 +19,11 @@ from workspace.config import load_config
 from workspace.errors import LockError, WorkspaceError
 
 WARM_UP = 3
+
+Sample = tuple[float, float, float]
+
+TRACE = 0
+"""Tokens of a setting whose steps are those of a request trace."""
 RELEASES_AWAITED = 100
 
 BASELINE = "upstream"
@@ -31,7 +37,7 @@ class Setting:
     Attributes
     ----------
     tokens
-        Of a step.
+        Of a step; `TRACE`: the steps of a request trace.
     """
 
     mode: str
@@ -40,7 +46,8 @@ class Setting:
     tokens: int
 
     def __str__(self) -> str:
-        return f"{self.mode} x{self.micro_batches}{'' if self.aux_streams else ' serial'}, {self.tokens} tokens"
+        what = f"{self.tokens} tokens" if self.tokens else "trace"
+        return f"{self.mode} x{self.micro_batches}{'' if self.aux_streams else ' serial'}, {what}"
 
 
 @attrs.frozen
@@ -50,9 +57,12 @@ class Timing:
     Attributes
     ----------
     step_us, host_us, device_us
-        Samples by round: to the end of all work, until it is enqueued, and between events around it on the device.
+        Samples by round (of a trace, by step): to the end of all work, until it is enqueued, and between events around
+        it on the device.
+    first_token_us
+        Of a trace's requests: from the step at which each began to wait to its first token.
     allocator_calls, fences, elided
-        Of one step.
+        Of one step; of a trace, of all that are timed.
     reserved, peak
         Held from the framework's allocator between steps; and the most that was allocated in a step, what is held and
         persistent buffers included.
@@ -66,6 +76,7 @@ class Timing:
     step_us: tuple[float, ...] = ()
     host_us: tuple[float, ...] = ()
     device_us: tuple[float, ...] = ()
+    first_token_us: tuple[float, ...] = ()
     allocator_calls: int = 0
     fences: int = 0
     elided: int = 0
@@ -148,7 +159,7 @@ def measure(model: Any, setting: Setting, safe: Mapping[str, bool], rounds: int,
                 try:
                     owners = _owners(model, setting, name, not safe[name], clock)
                     before = clock.allocated()
-                    opened[name] = ws, runner = _open(model, setting, name, not safe[name], clock, statistics=False)
+                    opened[name] = ws, runner = opened_on(model, setting, name, not safe[name], clock, statistics=False)
                     found[name] = _counted(name, ws, runner, before, owners, clock)
                 except WorkspaceError as error:
                     opened.pop(name, None)
@@ -156,24 +167,29 @@ def measure(model: Any, setting: Setting, safe: Mapping[str, bool], rounds: int,
             samples = _in_turn({name: runner.run for name, (_, runner) in opened.items()}, rounds, clock)
         finally:
             for ws, runner in opened.values():
-                _close(ws, runner, clock)
-    for name, rows in samples.items():
-        step_us, host_us, device_us = (tuple(round(value, 1) for value in column) for column in zip(*rows, strict=True))
-        found[name] = attrs.evolve(found[name], step_us=step_us, host_us=host_us, device_us=device_us)
-    return list(found.values())
+                close(ws, runner, clock)
+    return [with_samples(one, samples.get(name, [])) for name, one in found.items()]
 
 
-def _open(model: Any, setting: Setting, name: str, allow_unsafe: bool, clock: Clock, statistics: bool) -> Any:
+def with_samples(timing: Timing, rows: Sequence[Sample]) -> Timing:
+    """A timing with the figures of its rounds; as it is without any."""
+    if not rows:
+        return timing
+    step_us, host_us, device_us = (tuple(round(value, 1) for value in column) for column in zip(*rows, strict=True))
+    return attrs.evolve(timing, step_us=step_us, host_us=host_us, device_us=device_us)
+
+
+def opened_on(model: Any, setting: Setting, name: str, allow_unsafe: bool, clock: Clock, statistics: bool) -> Any:
     config = attrs.evolve(
         load_config().config,
         strategy=name, allow_unsafe=allow_unsafe, micro_batches=setting.micro_batches, statistics=statistics,
     )  # fmt: skip
     ws = workspace.create(device=clock.device, config=config)
-    runner = model.prepare(ws, setting.mode, setting.aux_streams, setting.micro_batches, setting.tokens)
-    return ws, runner
+    given = ws, setting.mode, setting.aux_streams, setting.micro_batches
+    return ws, model.prepare(*given, setting.tokens) if setting.tokens else model.load(*given)
 
 
-def _close(ws: Any, runner: Any, clock: Clock) -> None:
+def close(ws: Any, runner: Any, clock: Clock) -> None:
     """Give everything back at once, so that the next one's bytes are its own."""
     runner.close()
     clock.idle()
@@ -190,10 +206,10 @@ def _close(ws: Any, runner: Any, clock: Clock) -> None:
 
 def _owners(model: Any, setting: Setting, name: str, allow_unsafe: bool, clock: Clock) -> dict[str, int]:
     """Counted on a workspace of its own: counting takes the short ways of a lease away."""
-    ws, runner = _open(model, setting, name, allow_unsafe, clock, statistics=True)
+    ws, runner = opened_on(model, setting, name, allow_unsafe, clock, statistics=True)
     runner.run()
     found = {owner: one.peak for owner, one in ws.snapshot().owners.items()}
-    _close(ws, runner, clock)
+    close(ws, runner, clock)
     return found
 
 
@@ -217,29 +233,38 @@ def _counted(name: str, ws: Any, runner: Any, before: int, owners: dict[str, int
     )
 
 
-def _in_turn(
-    steps: Mapping[str, Callable[[], object]], rounds: int, clock: Clock
-) -> dict[str, list[tuple[float, float, float]]]:
-    """(step, host, device) us of each strategy by round, in an order that a seed shuffles."""
-    taken: dict[str, list[tuple[float, float, float]]] = {name: [] for name in steps}
+def _in_turn(steps: Mapping[str, Callable[[], object]], rounds: int, clock: Clock) -> dict[str, list[Sample]]:
+    """Samples of each strategy by round, in an order that a seed shuffles."""
+    taken: dict[str, list[Sample]] = {name: [] for name in steps}
     order, shuffler = list(steps), random.Random(0)
-    gc.collect()
-    gc.disable()
-    try:
+    with collected():
         for _ in range(rounds):
             shuffler.shuffle(order)
             for name in order:
-                clock.idle()
-                clock.begin()
-                began = time.perf_counter_ns()
-                steps[name]()
-                enqueued = time.perf_counter_ns()
-                device_us = clock.elapsed_us()
-                over = time.perf_counter_ns()
-                taken[name].append(((over - began) / 1e3, (enqueued - began) / 1e3, device_us))
+                taken[name].append(sample(steps[name], clock))
+    return taken
+
+
+@contextmanager
+def collected() -> Iterator[None]:
+    """Garbage is collected before, and not meanwhile."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
     finally:
         gc.enable()
-    return taken
+
+
+def sample(step: Callable[[], object], clock: Clock) -> Sample:
+    """(step, host, device) us of a step that begins on an idle device."""
+    clock.idle()
+    clock.begin()
+    began = time.perf_counter_ns()
+    step()
+    enqueued = time.perf_counter_ns()
+    device_us = clock.elapsed_us()
+    return (time.perf_counter_ns() - began) / 1e3, (enqueued - began) / 1e3, device_us
 
 
 def ratio(over: Timing, under: Timing) -> tuple[float, float, float]:

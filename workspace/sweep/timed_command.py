@@ -14,7 +14,8 @@ from rich.console import Console
 from workspace.errors import Unsupported
 from workspace.sweep.plan import Replay
 from workspace.sweep.session import find_workload
-from workspace.sweep.timed import Clock, CudaClock, Setting, measure
+from workspace.sweep.timed import TRACE, Clock, CudaClock, Setting, measure
+from workspace.sweep.timed_load import measure_load
 from workspace.sweep.timed_report import Record, draw, print_timings, refused
 
 ROUNDS = 40
@@ -53,7 +54,10 @@ def run(
             console.print(f"{setting}: no graph takes such a step, it is one of mode eager", style="dim")
         else:
             began = time.perf_counter()
-            record.add(setting, measure(model, setting, safe, rounds, clock))
+            if setting.tokens == TRACE:
+                record.add(setting, measure_load(model, setting, safe, clock))
+            else:
+                record.add(setting, measure(model, setting, safe, rounds, clock))
             console.print(f"{setting}: timed in {time.perf_counter() - began:.1f} s", style="dim", highlight=False)
     print_timings(console, record.done, safe)
     if any(one.step_us for own in record.done.values() for one in own):

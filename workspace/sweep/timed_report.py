@@ -61,7 +61,7 @@ class Record:
 
 
 def _tuples(own: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
-    return {key: tuple(own[key]) for key in ("step_us", "host_us", "device_us")}
+    return {key: tuple(own[key]) for key in ("step_us", "host_us", "device_us", "first_token_us")}
 
 
 def print_timings(console: Console, found: Timings, safe: Mapping[str, bool]) -> None:
@@ -69,7 +69,10 @@ def print_timings(console: Console, found: Timings, safe: Mapping[str, bool]) ->
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=0)
     for heading in ("setting", "strategy"):
         table.add_column(heading, no_wrap=True)
-    headings = ("step us", "host us", "device us", f"step / {BASELINE}", "allocs", "fences", "elided", "held", "peak")
+    headings = (
+        "step us", "host us", "device us", f"step / {BASELINE}", "first token ms", "allocs", "fences", "elided", "held",
+        "peak",
+    )  # fmt: skip
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for setting, timings in found.items():
@@ -85,6 +88,7 @@ def print_timings(console: Console, found: Timings, safe: Mapping[str, bool]) ->
                 *front,
                 *(f"{median(values):,.0f}" for values in (one.step_us, one.host_us, one.device_us)),
                 f"{middle:.3f} ({low:.3f}-{high:.3f})" if base else "",
+                f"{median(one.first_token_us) / 1000:,.0f}" if one.first_token_us else "",
                 *(f"{count:,}" for count in (one.allocator_calls, one.fences, one.elided)),
                 *(f"{nbytes / MIB:,.0f}" for nbytes in (one.reserved, one.peak)),
             )

@@ -106,6 +106,28 @@ class Repeated(Protocol):
         """Release what it holds. The workspace stays open."""
 
 
+class Loaded(Protocol):
+    """The steps of a request trace made ready on one workspace, the same under every strategy.
+
+    Attributes
+    ----------
+    steps, skipped
+        How many there are; the first so many are there for the load to build up.
+    first_tokens
+        Of requests: the step at which each began to wait, and the one that gave its first token.
+    """
+
+    steps: int
+    skipped: int
+    first_tokens: Sequence[tuple[int, int]]
+
+    def run(self, place: int) -> None:
+        """Enqueue a step. All strategies run it before one of them runs the next; the first begins the trace anew."""
+
+    def close(self) -> None:
+        """Release what it holds. The workspace stays open."""
+
+
 class Timed(Protocol):
     """A model whose steps run on a GPU; many workspaces share its weights, and one setting's inputs."""
 
@@ -113,6 +135,9 @@ class Timed(Protocol):
 
     def prepare(self, ws: Any, mode: str, aux_streams: bool, micro_batches: int, tokens: int) -> Repeated:
         """Make a step of so many tokens ready; other parameters are those of `Session.prepare`."""
+
+    def load(self, ws: Any, mode: str, aux_streams: bool, micro_batches: int) -> Loaded:
+        """Make the steps of a request trace ready; parameters as of `prepare`."""
 
     def differs(self, mode: str, tokens: int) -> bool:
         """Whether such a step is another one than in mode ``eager``; True of that mode itself."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import pytest
 import torch
 
 import workspace
-from dsv4.model import timed
+from dsv4.model import timed, timed_trace
 from dsv4.model.presets import MIXED
+from dsv4.model.runner import Runner
 from dsv4.model.timed import Timed
 
 MODEL = attrs.evolve(MIXED, num_hidden_layers=3, compress_ratios=(0, 4, 128, 0))
@@ -47,3 +50,40 @@ def test_modes_differ_where_a_graph_takes_the_step() -> None:
     found = {mode: [n for n in (2, 64, 512, 2048) if model.differs(mode, n)] for mode in ("full", "narrow", "overflow")}
     assert found == {"full": [2, 64], "narrow": [2, 64, 512], "overflow": [2]}
     assert all(model.differs("eager", tokens) for tokens in (2, 64, 512, 2048))
+
+
+@pytest.mark.parametrize("micro_batches", (1, 2))
+def test_the_steps_of_a_trace_can_be_repeated(micro_batches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By two strategies in turn and from the start again, on the same caches, bit for bit."""
+    monkeypatch.setattr(timed, "SERVED", attrs.evolve(timed.SERVED, activations=torch.float32))
+    monkeypatch.setattr(timed_trace, "SKIPPED", 2)
+    monkeypatch.setattr(timed_trace, "STEPS", 6)
+    model = Timed("mixed", 0, "cpu", config=attrs.evolve(MODEL, head_dim=128))
+    with torch.no_grad():
+        loads: list[Any] = []
+        found: dict[str, list[torch.Tensor]] = {}
+        for strategy in ("caching", "event_fenced"):
+            ws = workspace.create(strategy, device="cpu", micro_batches=micro_batches)
+            loads.append(model.load(ws, "eager", True, micro_batches))
+            keep(loads[-1]._runner, found.setdefault(strategy, []), monkeypatch)
+        for place in [*range(8), *range(8)]:
+            for one in loads:
+                one.run(place)
+        for one in loads:
+            one.close()
+    caching, fenced = found.values()
+    assert loads[0].steps == 8 and len(caching) == 16
+    assert all(torch.equal(one, other) for one, other in zip(caching, fenced, strict=True))
+    assert all(torch.equal(one, again) for one, again in zip(caching[:8], caching[8:], strict=True))
+
+
+def keep(runner: Runner, found: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a runner's hidden states kept."""
+    plain = runner.forward
+
+    def forward(*step: Any) -> Any:
+        outcome = plain(*step)
+        found.append(outcome.hidden.clone())
+        return outcome
+
+    monkeypatch.setattr(runner, "forward", forward)
