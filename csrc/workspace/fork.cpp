@@ -1,4 +1,4 @@
-// Forks outside captures.
+// Forks.
 
 #include "branch.h"
 #include "methods.h"
@@ -84,9 +84,76 @@ int plain(const Ref& timeline, const Ref& parent, const Ref& branches) {
   return 1;
 }
 
+// Whether a lease is held that a capture would have to keep.
+bool holds_eager(const Ref& held) {
+  PyObject *one, *none;
+  for (Py_ssize_t at = 0; PyDict_Next(held.get(), &at, &one, &none);) {
+    if (!is_holding(one)) continue;
+    if (parts.stream_.capture.get(parts.holding_.stream.get(Ref::of(one))).is(Py_None)) return true;
+  }
+  return false;
+}
+
+// Whether a stream may join a capture: 1, where it is part of it already 2, and 0 where the Python form has to refuse. -1
+// with an exception set.
+int may_join(Order& order, const Ref& capture, const Ref& parent, const Ref& stream) {
+  const int same = same_key(stream, parent);
+  if (same != 0) return same < 0 ? -1 : 0;
+  const Ref own = order.capture_of(parts.stream_.key.get(stream));
+  if (!own) return PyErr_Occurred() ? -1 : 0;
+  if (own.is(Py_None)) return parts.stream_.capture.get(stream).is(Py_None) ? 1 : 2;
+  return own.is(capture.get()) ? 2 : 0;
+}
+
+// A stream's self in a capture. Empty with an exception set.
+Ref inside(const Ref& capture, const Ref& selves, const Ref& stream) {
+  Ref found = item(selves, parts.stream_.key.get(stream));
+  if (!found && !PyErr_Occurred()) found = call_method(names.stream, capture.get(), stream.get());
+  return found;
+}
+
+// What a fork in a capture goes from and to.
+struct Captured {
+  Ref parent, branches;
+};
+
+// The same inside the capture that the stream is part of. No parent where the Python form has to look, or refuses; an
+// exception may be set.
+Captured captured(Order& order, const Ref& stream, const Ref& branches, const Ref& held) {
+  const Ref captures = parts.timeline_.captures.get(order.timeline());
+  if (!captures || !PyDict_CheckExact(captures.get()) || PyDict_GET_SIZE(captures.get()) == 0 ||
+      !parts.timeline_.refusal.get(order.timeline()).is(Py_None)) {
+    return Captured();
+  }
+  const Ref capture = order.capture_of(parts.stream_.key.get(stream));
+  if (!capture || capture.is(Py_None)) return Captured();
+  const Ref selves = attribute(capture, names._streams);
+  Ref parent = selves ? item(selves, parts.stream_.key.get(stream)) : Ref();
+  const Py_ssize_t count = PyTuple_GET_SIZE(branches.get());
+  Ref all(PyTuple_New(count));
+  if (!parent || !all) return Captured();
+  unsigned long long joins = 0;  // by branch
+  for (Py_ssize_t index = 0; index < count; ++index) {
+    const int may = may_join(order, capture, parent, Ref::of(PyTuple_GET_ITEM(branches.get(), index)));
+    if (may <= 0 || index >= 64) return Captured();
+    if (may == 1) joins |= 1ULL << index;
+  }
+  for (Py_ssize_t index = 0; index < count; ++index) {
+    const Ref branch = Ref::of(PyTuple_GET_ITEM(branches.get(), index));
+    // Its uses so far get an event first: while a stream captures, nothing outside can record on it.
+    if ((joins >> index & 1) && !order.record(branch)) return Captured();
+    Ref self = inside(capture, selves, branch);
+    if (!self) return Captured();
+    PyTuple_SET_ITEM(all.get(), index, self.release());
+  }
+  if (holds_eager(held) && !call_method(names.keep_held, capture.get())) return Captured();
+  return Captured{std::move(parent), std::move(all)};
+}
+
 PyObject* enter(PyObject* self, PyObject*) {
   const Native& native = fork_methods[ENTER];
-  const Ref timeline = parts.fork_.timeline.get(self), branches = parts.fork_.branches.get(self);
+  const Ref timeline = parts.fork_.timeline.get(self);
+  Ref branches = parts.fork_.branches.get(self);
   if (!parts.fork_.parent.holds(self, Py_None) || !timeline || !branches || !PyTuple_Check(branches.get()) ||
       !Py_IS_TYPE(timeline.get(), parts.timeline) || !parts.inlined.intact()) {
     return python(native, self, nullptr, 0);
@@ -96,11 +163,18 @@ PyObject* enter(PyObject* self, PyObject*) {
   if (!held) return nullptr;
   Locked locked(timeline);
   if (!locked) return nullptr;
-  const Ref parent = order ? order.current() : Ref();
+  Ref parent = order ? order.current() : Ref();
   if (!parent && PyErr_Occurred()) return nullptr;
   const int is_plain = parent && PyDict_Check(held.get()) ? plain(timeline, parent, branches) : 0;
   if (is_plain < 0) return nullptr;
-  if (!is_plain) return locked.unlock() ? python(native, self, nullptr, 0) : nullptr;
+  if (!is_plain) {
+    Captured found = parent && PyDict_Check(held.get()) ? captured(order, parent, branches, held) : Captured();
+    if (PyErr_Occurred()) return nullptr;
+    if (!found.parent) return locked.unlock() ? python(native, self, nullptr, 0) : nullptr;
+    parent = std::move(found.parent);
+    branches = std::move(found.branches);
+    parts.fork_.branches.set(self, Ref::of(branches.get()));
+  }
   const Ref event = order.record(parent);
   if (!event) return nullptr;
   for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(branches.get()); ++index) {
@@ -111,6 +185,16 @@ PyObject* enter(PyObject* self, PyObject*) {
   return Py_NewRef(self);
 }
 
+PyObject* branch_on(PyObject* self, PyObject* stream) {
+  const Ref driver = parts.timeline_.driver.get(parts.fork_.timeline.get(self));
+  Ref key = parts.stream_.key.get(Ref::of(stream));
+  if (!driver || !key) {
+    PyErr_SetString(PyExc_TypeError, "the fork has no driver, or the stream no key");
+    return nullptr;
+  }
+  return new_branch(driver, std::move(key)).release();
+}
+
 PyObject* branch(PyObject* self, PyObject* const* arguments, Py_ssize_t count, PyObject* keywords) {
   const Native& native = fork_methods[CALL];
   const Ref branches = parts.fork_.branches.get(self);
@@ -118,10 +202,15 @@ PyObject* branch(PyObject* self, PyObject* const* arguments, Py_ssize_t count, P
       parts.inlined.intact()) {
     for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(branches.get()); ++index) {
       if (PyTuple_GET_ITEM(branches.get(), index) != arguments[0]) continue;
-      const Ref driver = parts.timeline_.driver.get(parts.fork_.timeline.get(self));
-      Ref key = parts.stream_.key.get(Ref::of(arguments[0]));
-      if (driver && key) return new_branch(driver, std::move(key)).release();
+      return branch_on(self, arguments[0]);
     }
+    // In a capture the branches are the streams' selves there, which the caller does not know.
+    const int is_known = known(parts.timeline_.by_id.get(parts.fork_.timeline.get(self)), arguments[0]);
+    for (Py_ssize_t index = 0; is_known == 1 && index < PyTuple_GET_SIZE(branches.get()); ++index) {
+      const int same = same_key(Ref::of(PyTuple_GET_ITEM(branches.get(), index)), Ref::of(arguments[0]));
+      if (same != 0) return same < 0 ? nullptr : branch_on(self, arguments[0]);
+    }
+    if (is_known < 0) return nullptr;
   }
   return python(native, self, arguments, count, keywords);
 }
@@ -257,7 +346,7 @@ PyObject* exit(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   const bool entered = count == 3 && timeline && held && PyDict_Check(held.get()) && branches &&
                        PyTuple_Check(branches.get()) && !parts.fork_.parent.holds(self, Py_None) &&
                        parts.inlined.intact();
-  if (!entered || !steady(timeline)) return python(native, self, arguments, count);
+  if (!entered || !Py_IS_TYPE(timeline.get(), parts.timeline)) return python(native, self, arguments, count);
   return leave(self, timeline, held, arguments[0], arguments[1]);
 }
 

@@ -13,7 +13,7 @@ struct Native {
   PyObject* python;  // what it stands in for, and falls back to
 };
 
-extern Native lease_methods[], lazy_methods[], fork_methods[], branch_methods[];
+extern Native lease_methods[], lazy_methods[], fork_methods[], branch_methods[], order_methods[];
 extern PyGetSetDef lease_address;
 extern PyObject* python_address;
 

@@ -25,6 +25,7 @@ bool add_methods(PyObject* found, PyObject* classes, Native* methods) {
     const Ref made(PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(owner), &one->definition));
     const Ref key(Py_BuildValue("(Os)", owner, name));
     if (!made || !key || PyDict_SetItem(found, key.get(), made.get())) return false;
+    parts.inlined.allow(owner, name, made.get());
     one->python = original.release();
   }
   return true;
@@ -47,7 +48,7 @@ PyObject* bind_once(PyObject*, PyObject* arguments) {
   Ref found(PyDict_New());
   if (parts.bound) return found.release();  // the package is imported anew: its first classes keep the C++ form
   if (!found || !names.make() || !bind(given, inlined)) return nullptr;
-  for (Native* methods : {lease_methods, lazy_methods, fork_methods, branch_methods}) {
+  for (Native* methods : {lease_methods, lazy_methods, fork_methods, branch_methods, order_methods}) {
     if (!add_methods(found.get(), given, methods)) return nullptr;
   }
   return add_address(found.get()) ? found.release() : nullptr;

@@ -1,5 +1,6 @@
 #include "order.h"
 
+#include "methods.h"
 #include "verbs.h"
 
 namespace workspace {
@@ -41,6 +42,14 @@ Ref Order::current() {
   return ask ? item(by_key_, call(ask)) : Ref();
 }
 
+Ref Order::capture_of(const Ref& key) {
+  if (!capture_of_) capture_of_ = attribute(driver_, names.capture_of);
+  const Ref identity = capture_of_ && key ? call(capture_of_.get(), key.get()) : Ref();
+  const int captures = identity ? PyObject_IsTrue(identity.get()) : -1;
+  if (captures < 0) return Ref();
+  return captures ? item(parts.timeline_.captures.get(timeline_), identity) : Ref::of(Py_None);
+}
+
 Ref Order::epoch(const Ref& stream) { return needed(parts.clocks_.epoch.get(clocks_), parts.stream_.id.get(stream)); }
 
 // An error of the driver is noted before it goes on. False for the caller to return.
@@ -65,8 +74,8 @@ bool Order::enqueue(Ref& verb, PyObject* name, const Ref& event, const Ref& stre
 
 // Before the device's record: a use stamped by another thread in between carries the next epoch. No event with an
 // exception set.
-Order::Record Order::close_epoch(const Ref& stream) {
-  Ref event = parts.stream_.last.get(stream);
+Order::Record Order::close_epoch(const Ref& stream, Ref event) {
+  if (!event) event = parts.stream_.last.get(stream);
   if (event.is(Py_None)) {
     event = call_method(names.new_event, timeline_.get());
     if (!event) return Record();
@@ -93,8 +102,10 @@ Ref Order::recorded(Record record) {
   return std::move(record.event);
 }
 
-Ref Order::record(const Ref& stream) {
-  Record record = close_epoch(stream);
+Ref Order::record(const Ref& stream) { return record(stream, Ref()); }
+
+Ref Order::record(const Ref& stream, Ref event) {
+  Record record = close_epoch(stream, std::move(event));
   if (!record.event || !enqueue(record_, names.record, record.event, stream)) return Ref();
   return recorded(std::move(record));
 }
@@ -108,14 +119,14 @@ int Order::fence(const Ref& owner, const Ref& epoch, const Ref& stream) {
 }
 
 int Order::fence_now(const Ref& owner, const Ref& stream) {
-  const Ref capture_of = attribute(driver_, names.capture_of);
+  if (!capture_of_) capture_of_ = attribute(driver_, names.capture_of);
   if (!record_) record_ = attribute(driver_, names.record);
   if (!wait_) wait_ = attribute(driver_, names.wait);
   const Ref from = parts.stream_.key.get(owner), to = parts.stream_.key.get(stream);
-  if (!capture_of || !record_ || !wait_ || !from || !to) return -1;
-  Together together(capture_of.get(), record_.get(), wait_.get(), from.get(), to.get());
+  if (!capture_of_ || !record_ || !wait_ || !from || !to) return -1;
+  Together together(capture_of_.get(), record_.get(), wait_.get(), from.get(), to.get());
   if (!together) {
-    const Ref captures = call(capture_of.get(), from.get());
+    const Ref captures = call(capture_of_.get(), from.get());
     const int is_so = captures ? PyObject_IsTrue(captures.get()) : -1;
     if (is_so != 0) return is_so < 0 ? -1 : 0;
     const Ref event = record(owner);
@@ -172,5 +183,42 @@ int Order::ordered(const Ref& stream, const Ref& used, const Ref& epoch) {
   }
   return 0;
 }
+
+namespace {
+
+enum { RECORD, WAIT };
+
+bool is_stream(PyObject* one) { return Py_IS_TYPE(one, parts.stream); }
+bool is_event(PyObject* one) { return Py_IS_TYPE(one, parts.event); }
+
+// Whether the C++ knows the timeline, and what it calls inline.
+bool known(PyObject* timeline) { return Py_IS_TYPE(timeline, parts.timeline) && parts.inlined.intact(); }
+
+PyObject* record(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  const bool own = count == 1 || (count == 2 && arguments[1] == Py_None);
+  const bool fits = own || (count == 2 && is_event(arguments[1]));
+  if (!fits || !is_stream(arguments[0]) || !known(self)) return python(order_methods[RECORD], self, arguments, count);
+  Order order(Ref::of(self));
+  if (!order) return python(order_methods[RECORD], self, arguments, count);
+  return order.record(Ref::of(arguments[0]), own ? Ref() : Ref::of(arguments[1])).release();
+}
+
+PyObject* wait(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 2 || !is_event(arguments[0]) || !is_stream(arguments[1]) || !known(self)) {
+    return python(order_methods[WAIT], self, arguments, count);
+  }
+  Order order(Ref::of(self));
+  if (!order) return python(order_methods[WAIT], self, arguments, count);
+  if (!order.wait(Ref::of(arguments[0]), Ref::of(arguments[1]))) return nullptr;
+  Py_RETURN_NONE;
+}
+
+}  // namespace
+
+Native order_methods[] = {
+    {"Timeline", {"record", WORKSPACE_FUNCTION(record), METH_FASTCALL, nullptr}, nullptr},
+    {"Timeline", {"wait", WORKSPACE_FUNCTION(wait), METH_FASTCALL, nullptr}, nullptr},
+    {nullptr, {}, nullptr},
+};
 
 }  // namespace workspace

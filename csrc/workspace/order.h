@@ -12,14 +12,19 @@ class Order {
   // Whether the timeline has all of it.
   explicit operator bool() const { return driver_ && clocks_ && by_key_; }
 
-  // The caller's current stream. Empty without an exception when the timeline has not seen it yet.
+  // The caller's current stream, as it is outside captures. Empty without an exception when the timeline has not seen it
+  // yet.
   Ref current();
+  // The open capture that a stream's key is part of; None where it is in none. Empty, without an exception, where the
+  // library was not told of it.
+  Ref capture_of(const Ref& key);
   // The stream of a key, as it is outside captures. Empty without an exception when the timeline has not seen it yet.
   Ref of(const Ref& key) const { return item(by_key_, key); }
   // What a stream (an id) has seen of another; empty without an exception where it has seen nothing.
   Ref seen(const Ref& stream, const Ref& used) const;
   // An event, the stream's own, that covers everything enqueued on it so far.
   Ref record(const Ref& stream);
+  Ref record(const Ref& stream, Ref event);
   // Makes a stream's later work come after a use of another: by that one's last event where it covers the epoch, else
   // by one recorded now. 0 where it cannot be, as the other captures; -1 with an exception set.
   int fence(const Ref& owner, const Ref& epoch, const Ref& stream);
@@ -41,12 +46,12 @@ class Order {
   struct Record {
     Ref event, covered, epoch;
   };
-  Record close_epoch(const Ref& stream);
+  Record close_epoch(const Ref& stream, Ref event = Ref());
   Ref recorded(Record record);
   int fence_now(const Ref& owner, const Ref& stream);
 
   Ref timeline_, driver_, clocks_, by_key_;
-  Ref record_, wait_;  // the driver's verbs, from the first use on
+  Ref record_, wait_, capture_of_;  // the driver's verbs, from the first use on
 };
 
 }  // namespace workspace

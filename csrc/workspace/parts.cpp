@@ -28,7 +28,7 @@ bool Inlined::add(PyObject* type, PyObject* name) {
   const bool known = std::any_of(types_.begin(), types_.end(), [&](const Watched& one) { return one.type == owner; });
   try {
     if (!known) types_.push_back({owner, 0});
-    originals_.push_back({type, name, value.get()});
+    originals_.push_back({type, name, value.get(), nullptr});
   } catch (const std::bad_alloc&) {
     PyErr_NoMemory();
     return false;
@@ -40,11 +40,17 @@ bool Inlined::add(PyObject* type, PyObject* name) {
   return true;
 }
 
+void Inlined::allow(PyObject* type, const char* name, PyObject* native) {
+  for (Original& one : originals_) {
+    if (one.type == type && PyUnicode_CompareWithASCIIString(one.name, name) == 0) one.native = Py_NewRef(native);
+  }
+}
+
 bool Inlined::compare() {
   for (const Original& one : originals_) {
     const Ref now(PyObject_GetAttr(one.type, one.name));
     if (!now) PyErr_Clear();
-    if (!now.is(one.value)) return false;
+    if (!now || (!now.is(one.value) && !now.is(one.native))) return false;
   }
   for (Watched& one : types_) one.tag = one.type->tp_version_tag;
   return true;
@@ -119,12 +125,14 @@ void find_fields(Given& given) {
   Parts& p = parts;
   given.field(p.timeline_.busy, "Timeline", "busy");
   given.field(p.timeline_.by_id, "Timeline", "_by_id");
+  given.field(p.timeline_.captures, "Timeline", "captures");
   given.field(p.timeline_.clocks, "Timeline", "clocks");
   given.field(p.timeline_.current_key, "Timeline", "current_key");
   given.field(p.timeline_.driver, "Timeline", "driver");
   given.field(p.timeline_.explanations, "Timeline", "explanations");
   given.field(p.timeline_.fences, "Timeline", "fences");
   given.field(p.timeline_.lock, "Timeline", "lock");
+  given.field(p.timeline_.refusal, "Timeline", "refusal");
   given.field(p.timeline_.state, "Timeline", "state");
   given.field(p.timeline_.streams, "Timeline", "_streams");
   given.field(p.clocks_.epoch, "Clocks", "epoch");
@@ -206,6 +214,7 @@ bool bind(PyObject* dict, PyObject* inlined) {
   find_fields(given);
   p.timeline = given.type("Timeline");
   p.clocks = given.type("Clocks");
+  p.event = given.type("Event");
   p.stream = given.type("Stream");
   p.layout = given.type("Layout");
   p.holding = given.type("Holding");

@@ -12,6 +12,8 @@ namespace workspace {
 class Inlined {
  public:
   bool add(PyObject* type, PyObject* name);
+  // The method may also be this one, which does the same.
+  void allow(PyObject* type, const char* name, PyObject* native);
   // Every method is as it was. Never raises.
   bool intact() {
     for (const Watched& one : types_) {
@@ -27,7 +29,7 @@ class Inlined {
     unsigned int tag;
   };
   struct Original {
-    PyObject *type, *name, *value;
+    PyObject *type, *name, *value, *native;
   };
   bool compare();
 
@@ -41,12 +43,12 @@ struct Parts {
 
   // Classes; all references are kept for the life of the process.
   PyTypeObject *timeline, *clocks, *stream, *layout, *holding, *lease, *lazy, *fork, *branch, *slot, *caching, *upstream;
-  PyTypeObject* shelf;
+  PyTypeObject *event, *shelf;
   PyObject *driver_error, *workspace_error, *modes, *grad_enabled;
   PyObject *idle, *plain, *forked;
   long plain_value;
 
-  struct { Field busy, by_id, clocks, current_key, driver, explanations, fences, lock, state, streams; } timeline_;
+  struct { Field busy, by_id, captures, clocks, current_key, driver, explanations, fences, lock, refusal, state, streams; } timeline_;
   struct { Field epoch, seen, host, waited; } clocks_;
   struct { Field handle, covered, epoch; } event_;
   struct { Field key, id, capture, exact, last; } stream_;
@@ -71,8 +73,8 @@ extern Parts parts;
 // Names as Python strings.
 struct Names {
 #define WORKSPACE_NAMES(name) \
-  name(_check) name(_counted) name(_is_owned) name(_key) name(_keep) name(_note) name(_release) \
-  name(capture_of) name(fence) name(keep) \
+  name(_check) name(_counted) name(_is_owned) name(_key) name(_keep) name(_note) name(_release) name(_streams) \
+  name(capture_of) name(fence) name(keep) name(keep_held) name(stream) \
   name(acquire) name(add_note) name(allocated) name(branches_of) name(closed) \
   name(current_stream) name(declare) name(driver) name(elided) name(empty) name(forked) name(held) \
   name(in_progress) name(joined) name(new_event) name(provider) name(record) name(record_use) \

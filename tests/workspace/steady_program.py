@@ -94,7 +94,7 @@ class Program:
 
     def _fork(self, depth: int) -> None:
         current = self.ws.timeline.current()
-        others = [one for one in self.streams if one is not current]
+        others = [one for one in self.streams if one.key != current.key]
         branches = self.choose.sample(others, self.choose.randrange(1, 4))
         with ExitStack() as stack:
             branch = stack.enter_context(self.ws.fork(*branches))
@@ -120,3 +120,39 @@ class Program:
         tensors = lease.allocate(*some) if self.choose.random() < 0.5 else [getattr(lease, name) for name in some]
         self.device.launch("use", reads=tensors[:1], writes=tensors[1:])
         assert bool(lease.address) == (self.ws.provider.lends_tensors and lease.request.payload > 0)
+
+
+class CapturedProgram(Program):
+    """The same steps inside captures of one stream; graphs are replayed between them."""
+
+    def __init__(self, strategy: str, seed: int, **settings: Any) -> None:
+        super().__init__(strategy, seed, **settings)
+        for layout in (WIDE, PAIR):
+            self.ws.declare(layout, T=64, lane="main", count=16)
+            self.ws.declare(layout, T=64, count=16)
+        self.ws.reserve()
+        self.graphs: list[Any] = []
+        self.capturing = False
+
+    def _step(self, depth: int) -> None:
+        if self.capturing:  # what is enqueued on another stream there has to be joined
+            if depth < 3 and self.choose.random() < 0.6:
+                self._fork(depth)
+            else:
+                self._use_new()
+        elif depth:
+            super()._step(depth)
+        else:
+            with self.ws.on(self.streams[0]):
+                self._capture()
+
+    def _capture(self) -> None:
+        for _ in range(2):
+            self._step(1)  # uses of before, and leases that are held on
+        with self.ws.capture() as capture:
+            self.capturing = True
+            for _ in range(3):
+                self._step(1)
+            self.capturing = False
+        self.graphs.append(capture.graph)
+        self.choose.choice(self.graphs).replay()

@@ -17,7 +17,7 @@ import torch
 import workspace
 from tests.workspace.forms import BOTH, running
 from tests.workspace.scene import BYTES, SLAB, scene, write
-from tests.workspace.steady_program import PAIR, WIDE, Program
+from tests.workspace.steady_program import PAIR, WIDE, CapturedProgram, Program
 from workspace import Layout, config, native, spec
 from workspace.errors import ConfigError, DriverError, ForkError, LeaseReleased
 from workspace.fork import Fork
@@ -128,6 +128,17 @@ def test_both_forms_make_the_same_calls(strategy: str, seed: int) -> None:
     for form in ("python", "c++"):
         with running(form):
             found.append(Program(name, seed, **settings).run())
+    assert found[0] == found[1]
+
+
+@cpp
+@pytest.mark.parametrize("seed", range(4))
+def test_both_forms_make_the_same_calls_in_a_capture(seed: int) -> None:
+    """Forks of a stream that captures, to streams with and without a past, beside leases of before and inside."""
+    found = []
+    for form in ("python", "c++"):
+        with running(form):
+            found.append(CapturedProgram("event_fenced", seed).run(12))
     assert found[0] == found[1]
 
 
