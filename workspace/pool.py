@@ -24,8 +24,14 @@ LARGE = 8 << 20
 SHARE = 64
 UNCROWDED = 8
 """A block of `LARGE` bytes, or of one byte in `SHARE` of the pool, goes to a shelf only while others take no more than
-one byte in `UNCROWDED`. In a crowded pool it would stay where it divides what other large requests need, and the pool
-would grow beyond what was reserved for them; work on so many bytes outlasts the search for a block."""
+one byte in `UNCROWDED`, and stays until a request of `LARGE` bytes is searched for. Else it would divide what other
+large requests need, and the pool would grow beyond what was reserved for them; work on so many bytes outlasts the
+search for a block."""
+
+
+def _large(held: int) -> int:
+    """From how many bytes on a block of a pool that holds so many is large."""
+    return min(LARGE, held // SHARE)
 
 
 def _by_size(block: Block) -> tuple[int, int, int]:
@@ -76,13 +82,11 @@ class Pool:
     # -- shelves ---------------------------------------------------------------------------------------------
     def shelve(self, block: Block, request: Request, stream: Stream) -> None:
         """Put a block, used last on this stream only, where the same request finds it; in a crowded pool, back."""
-        held = sum(slab.nbytes for slab in self.slabs)
-        large = min(LARGE, held // SHARE)
-        if block.nbytes >= large:
+        held = self._held()
+        if block.nbytes >= _large(held):
             # What waits on shelves counts as taken: only without the large of them is it known how much others take.
-            if self._crowded(block, held) and self._large_shelved:
-                self._empty_shelves(large)
-                self._large_shelved = False
+            if self._crowded(block, held):
+                self.take_back_large()
             if self._crowded(block, held):
                 self.put(block)
                 return
@@ -92,6 +96,15 @@ class Pool:
         self._shelved += 1
         if self._shelved > SHELVED_BLOCKS:
             self.consolidate()
+
+    def take_back_large(self) -> None:
+        """Coalesce the large blocks that wait on shelves."""
+        if self._large_shelved:
+            self._empty_shelves(_large(self._held()))
+            self._large_shelved = False
+
+    def _held(self) -> int:
+        return sum(slab.nbytes for slab in self.slabs)
 
     def _crowded(self, block: Block, held: int) -> bool:
         return (self.taken - block.nbytes) * UNCROWDED > held

@@ -13,6 +13,7 @@ from tests.workspace.bookkeeping import check_books, check_coalesced
 from tests.workspace.scene import BYTES, MIB, OTHER, SLAB, host, scene, write
 from workspace import Layout, spec
 from workspace.errors import CapacityError, CaptureError, LockError, OutOfMemory
+from workspace.pool import Pool
 from workspace.reservation import Reservation
 from workspace.simulated import Device
 from workspace.single import Persistent
@@ -441,3 +442,19 @@ def test_a_dropped_workspace_awaits_what_uses_its_buffers(
     buffer = device.driver().alloc(MIB, 0)
     device.launch("new owner", writes=[(buffer.address, MIB)])
     assert device.verdict() == ("SAFE" if awaited else "UNSAFE")
+
+
+@pytest.mark.parametrize(("kept", "growths"), [(False, 0), (True, 1)], ids=["taken back", "left on its shelf"])
+def test_a_large_block_on_a_shelf_does_not_divide_what_a_large_request_needs(
+    monkeypatch: pytest.MonkeyPatch, kept: bool, growths: int
+) -> None:
+    """It was released when little was held, and stays uncut until a large request is searched for; not longer.
+
+    What is cut meanwhile lies behind it otherwise, and the bytes at both sides are too few.
+    """
+    if kept:
+        monkeypatch.setattr(Pool, "take_back_large", lambda pool: None)
+    _, ws = scene(steady=True, reserve=64 * MIB)
+    ws.acquire(BYTES, N=16 * MIB).release()
+    with ws.lease(OTHER, N=8 * MIB), ws.lease(BYTES, N=56 * MIB):
+        assert ws.snapshot().growths == growths

@@ -13,7 +13,7 @@ from workspace.errors import CapacityError, CaptureError
 from workspace.explain import call_site
 from workspace.lane import Lane, Lanes, LaneSource
 from workspace.layout import MAX_BYTES
-from workspace.pool import Home, Pool
+from workspace.pool import LARGE, Home, Pool
 from workspace.provider import Held, Homes
 from workspace.request import Request
 from workspace.source import DriverSource, Source
@@ -82,6 +82,9 @@ class Pooled:
         return block
 
     def _search(self, request: Request, stream: Stream) -> Block:
+        if request.nbytes >= LARGE:
+            # What waits for other requests divides the bytes that this one needs, whatever is cut beside it meanwhile.
+            self.pool.take_back_large()
         block = self._ordered(request, stream)
         if block is None and self.pool.consolidate():
             block = self._ordered(request, stream)
