@@ -1,8 +1,8 @@
 """What a call of each op costs the host at 2 rows, as the model calls it: ``python -m benchmarks.kernels.host_cost``.
 
 Finely interleaved in one process, so that only ratios count. The bare launch is an empty kernel through a boxed op of
-one tensor (csrc/bench/boxed.cpp). The returning form fills the slots of a lease of `upstream`, as the model's leases
-hand them out; the one that is given no outs, which tells their shapes from the inputs, is timed where it can.
+one tensor (csrc/bench/boxed.cpp). The returning form allocates outs and scratch by `torch.empty`; slots of a lease of
+`upstream`, given as outs, are filled one by one.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from benchmarks.first_run.__main__ import machine
 from benchmarks.first_run.timing import interleaved
 from benchmarks.kernels.calls import CALLS, call
 from benchmarks.kernels.maker import Call
-from dsv4.ops import OpError
-from workspace import Layout, Slot, spec
+from workspace import Layout, spec
 
 ROWS = 2
 BARE = "bare launch"
 NEW = "x.new_empty"
-FACES = "out form", "dispatched", "returning form"
+FACES = "out form", "dispatched", "returning form", "slots"
 LIMIT = 1.5
 SOURCES = Path(__file__).resolve().parents[2] / "csrc" / "bench"
 
@@ -50,40 +49,21 @@ def bare_library(built: Path | None) -> None:
     cpp_extension.load(name="bare", sources=sources, is_python_module=False)
 
 
-def slots(lease: workspace.Lease, tensors: tuple[torch.Tensor, ...], first: int = 0) -> tuple[Slot, ...] | None:
-    """The slots of a lease that stand for these tensors."""
-    return tuple(getattr(lease, f"one{first + number}") for number in range(len(tensors))) or None
-
-
 @contextmanager
-def returning(calls: dict[str, Call]) -> Iterator[dict[str, dict[str, Any]]]:
+def slots(calls: dict[str, Call]) -> Iterator[dict[str, dict[str, Any]]]:
     """For each op, slots for its outs and scratch, of leases that are held meanwhile."""
     ws = workspace.create("upstream", device="cuda", allow_unsafe=True)
     with ExitStack() as held:
         found = {}
         for name, one in calls.items():
             tensors = (*one.outs, *one.scratch)
-            specs: dict[str, Any] = {
-                f"one{number}": spec(*each.shape, dtype=each.dtype) for number, each in enumerate(tensors)
-            }
-            if not specs:
-                continue
-            lease = held.enter_context(ws.lease(Layout(name, **specs)))
-            found[name] = {
-                "slot_out": slots(lease, one.outs),
-                "slot_scratch": slots(lease, one.scratch, len(one.outs)),
-                "slots": slots(lease, tensors),
-            }
+            specs: dict[str, Any] = {f"one{n}": spec(*each.shape, dtype=each.dtype) for n, each in enumerate(tensors)}
+            if specs:
+                lease = held.enter_context(ws.lease(Layout(name, **specs)))
+                every = tuple(getattr(lease, key) for key in specs)
+                count = len(one.outs)
+                found[name] = {"slots": every, "slot_out": every[:count], "slot_scratch": every[count:]}
         yield found
-
-
-def tells_its_shapes(one: Call) -> bool:
-    """Whether the op runs with neither outs nor scratch given."""
-    try:
-        one.op(*one.inputs)
-    except OpError:
-        return False
-    return bool(one.outs)
 
 
 def statements(calls: dict[str, Call], slots_of: dict[str, dict[str, Any]]) -> tuple[dict[str, str], dict[str, Any]]:
@@ -93,28 +73,27 @@ def statements(calls: dict[str, Call], slots_of: dict[str, dict[str, Any]]) -> t
     for number, (name, one) in enumerate(calls.items()):
         mine = {"op": one.op, "overload": one.op.overload, "every": (*one.inputs, *one.outs, *one.scratch)}
         mine |= {"inputs": one.inputs, "out": one.outs or None, "scratch": one.scratch or None}
-        mine |= slots_of.get(name, {})
+        mine |= slots_of.get(name, {}) | {"returning": one.op.returning, "untold": one.untold}
         scope |= {f"{key}{number}": value for key, value in mine.items()}
         found[f"{name}, out form"] = f"op{number}(*inputs{number}, out=out{number}, scratch=scratch{number})"
         found[f"{name}, dispatched"] = f"overload{number}(*every{number})"
         if name in slots_of:
-            emptied = f"for slot in slots{number}: slot._tensor = None\n"
+            found[f"{name}, returning form"] = f"returning{number}(*inputs{number}, **untold{number})"
             filled = f"op{number}(*inputs{number}, out=slot_out{number}, scratch=slot_scratch{number})"
-            found[f"{name}, returning form"] = emptied + filled
-        if tells_its_shapes(one):
-            found[f"{name}, no outs given"] = f"op{number}(*inputs{number})"
+            found[f"{name}, slots"] = f"for slot in slots{number}: slot._tensor = None\n{filled}"
     return found, scope
 
 
 def measured() -> dict[str, Any]:
     """us of each statement, ratios to the bare launch, and the sum over a C4 layer."""
     calls = {name: call(name, ROWS) for name in CALLS}
-    with torch.inference_mode(), returning(calls) as slots_of:
+    with torch.inference_mode(), slots(calls) as slots_of:
         found, scope = statements(calls, slots_of)
         taken = interleaved(found, scope, settle=torch.cuda.synchronize, rounds=11, calls=100)
     middle = {name: one["median_us"] for name, one in taken.items()}
     for name in calls:  # what has no outs of its own returns nothing
-        middle.setdefault(f"{name}, returning form", middle[f"{name}, out form"])
+        for face in ("returning form", "slots"):
+            middle.setdefault(f"{name}, {face}", middle[f"{name}, out form"])
     limit = LIMIT * middle[BARE]
     made = {name: len(one.outs) + len(one.scratch) for name, one in calls.items()}
     by_op = {face: {name: count * middle[f"{name}, {face}"] for name, count in LAYER.items()} for face in FACES}
@@ -138,7 +117,7 @@ def show(results: dict[str, Any]) -> None:
     taken = {name: one["median_us"] for name, one in results["us"].items()}
     print(f"bare launch {taken[BARE]:.2f} us, x.new_empty {taken[NEW]:.2f} us")
     for name, ratio in results["over_bare_launch"].items():
-        own = {face: taken.get(f"{name}, {face}", 0.0) for face in (*FACES, "no outs given")}
+        own = {face: taken.get(f"{name}, {face}", 0.0) for face in FACES}
         columns = ", ".join(f"{face} {us:6.2f}" for face, us in own.items())
         targets = f"{ratio / LIMIT:.2f} and {results['returning_over_target'][name]:.2f} of the targets"
         print(f"{name:24} {columns}; {results['tensors_returned'][name]} tensors; {targets}")

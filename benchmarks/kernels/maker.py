@@ -69,6 +69,15 @@ class Call:
         self.op(*self.inputs, out=self.outs or None, scratch=self.scratch or None)
         return self.written()
 
+    @property
+    def untold(self) -> dict[str, Any]:
+        """What the returning form has to be told besides the inputs."""
+        found: dict[str, Any] = {"dtype": self.outs[0].dtype} if "dtype" in self.op.untold else {}
+        written = zip((self.op.outs | self.op.scratch).values(), (*self.outs, *self.scratch), strict=True)
+        for argument, tensor in written:
+            found |= {dim: tensor.shape[axis] for axis, dim in argument.names if dim in self.op.untold}
+        return found
+
     def dispatch(self) -> tuple[torch.Tensor, ...]:
         """Through the dispatcher."""
         self.op.overload(*self.inputs, *self.outs, *self.scratch)

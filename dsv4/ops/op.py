@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from dsv4.ops import kernels
 from dsv4.ops.argument import ANY, LIKE, Argument
 from dsv4.ops.errors import OpError
+from dsv4.ops.results import Results
 from workspace import Layout, Slot, TensorSpec
 from workspace.errors import LayoutError
 
@@ -76,6 +77,7 @@ class Op:
         self._arguments = self.inputs | self.outs | self.scratch
         self._sound: set[tuple[Any, ...]] = set()
         self._fast = kernels.FAST.get(self.name)
+        self._results = Results(self._places, self.outs | self.scratch)
 
     def __repr__(self) -> str:
         return f"<op {self.overload._schema}>"
@@ -111,7 +113,36 @@ class Op:
         if Slot in map(type, outs + parts):
             # It knows nothing of them: what they stand for is allocated, as the returning form would.
             return self(*inputs, out=_tensors(outs), scratch=_tensors(parts))
+        if self.outs and not outs and not parts and not self._results.untold:
+            return self.returning(*inputs)
         return self._dispatched(inputs, outs or None, parts or None)
+
+    def returning(self, *inputs: Any, **dims: Any) -> Any:
+        """The returning form: outs and scratch from PyTorch's allocator, written by the same kernel.
+
+        Parameters
+        ----------
+        **dims
+            Of the outs and the scratch, those that the inputs do not tell: see `untold`.
+
+        Examples
+        --------
+        >>> q = insert.returning(q, kv, cache, slots, positions, cos_sin, eps, 64, 1, P=64)    # doctest: +SKIP
+        """
+        try:
+            made = self._results(inputs, dims)
+        except (AttributeError, IndexError, KeyError) as error:
+            if isinstance(error, KeyError):
+                names = ", ".join(sorted(self.untold)) or "none"
+                raise OpError(f"returning form of {self.name} was given {[*dims]}", f"pass its dims: {names}") from None
+            return self._dispatched(inputs, None, None)  # which says what is wrong with them
+        count = len(self.outs)
+        return self(*inputs, out=tuple(made[:count]), scratch=tuple(made[count:]))
+
+    @property
+    def untold(self) -> frozenset[str]:
+        """Dims of the outs and the scratch that no input has; "dtype" where no input has the activations'."""
+        return self._results.untold
 
     def _dispatched(self, inputs: tuple[Any, ...], out: Any, scratch: Any) -> Any:
         if is_compiling():

@@ -13,6 +13,7 @@ from benchmarks.kernels.maker import Call
 from dsv4.ops import OpError, kernels
 from tests.dsv4.cuda.check import same_bits
 from tests.dsv4.cuda.families import FAMILIES
+from tests.dsv4.ops.samples import OPS
 from workspace.testing import leasecheck
 
 NAMES = sorted(FAMILIES)
@@ -55,6 +56,20 @@ def test_the_out_form_allocates_nothing(name: str) -> None:
         kept = run()
         assert (torch.cuda.memory_stats()["allocation.all.allocated"] > before) is allocates
         del kept
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if OPS[name].outs])
+def test_the_returning_form_runs_the_same_kernel(name: str) -> None:
+    """And allocates its outs and scratch, no more."""
+    wanted, made = call(name, 17).poison(0), call(name, 17)
+    wanted.run()
+    for _ in range(2):
+        before = torch.cuda.memory_stats()["allocation.all.allocated"]
+        found = made.op.returning(*made.inputs, **made.untold)
+        allocated = torch.cuda.memory_stats()["allocation.all.allocated"] - before
+        assert allocated == sum(one.numel() > 0 for one in (*made.outs, *made.scratch))
+    outs = zip(made.op.outs.values(), found if isinstance(found, tuple) else (found,), wanted.outs, strict=True)
+    assert all(argument.partly or same_bits(one, other) for argument, one, other in outs)
 
 
 @pytest.mark.parametrize("name", NAMES)
