@@ -104,7 +104,7 @@ def _stress(found: list[dict[str, Any]]) -> list[str]:
     lines = ["| strategy | mode | micro-batches | steps | mismatches |", "|---|---|---|---|---|"]
     return lines + [
         f"| {one['strategy']} | {one['mode']} | {one['micro_batches']} | {one.get('steps', '')} | "
-        f"{one.get('mismatches', one.get('failed'))} |"
+        f"{one.get('mismatches', one.get('failed'))}{', then ' + one['ended'] if one.get('ended') else ''} |"
         for one in found
     ]
 

@@ -13,7 +13,7 @@ from benchmarks.decode_step.model import CONTEXT, SAFE, Bench
 from benchmarks.decode_step.step import close
 from dsv4.scheduler import Rows
 from tests.dsv4.model.cells import Setting
-from tests.dsv4.model.cuda_cells import delays, mismatches
+from tests.dsv4.model.cuda_cells import STEPS, delays, mismatches
 from workspace.sweep.workload import MODES
 
 CONTROLLED = 100
@@ -49,15 +49,22 @@ def control() -> list[dict[str, Any]]:
         begun.append((mode, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)))
     found: list[dict[str, Any]] = []
     for mode, process in begun:
-        row: dict[str, Any] = {"strategy": "unfenced", "mode": mode, "micro_batches": 2, "steps": CONTROLLED}
         try:
             out, problem = process.communicate(timeout=CONTROL_SECONDS)
-            row |= {"mismatches": int(out)} if out.strip() else {"failed": problem.strip().splitlines()[-1][:400]}
         except subprocess.TimeoutExpired:
             process.kill()
-            row |= {"failed": f"no end within {CONTROL_SECONDS} s"}
+            out, problem = process.communicate()
+        wrong = [int(line) for line in out.split()]
+        row: dict[str, Any] = {"strategy": "unfenced", "mode": mode, "micro_batches": 2, "steps": STEPS * len(wrong)}
+        row |= {"mismatches": sum(wrong), "ended": _first_error(problem) if process.returncode else ""}
         found.append(row)
     return found
+
+
+def _first_error(text: str) -> str:
+    """The line of a traceback that names the error."""
+    lines = [line.strip() for line in text.splitlines() if "Error" in line and not line.startswith(" ")]
+    return (lines or ["killed"])[0][:300]
 
 
 def deep(bench: Bench, steps: int = 20) -> list[dict[str, Any]]:
@@ -93,4 +100,5 @@ def _deep(bench: Bench, mode: str, steps: int) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    print(mismatches("small", "unfenced", (sys.argv[1], True, 2), CONTROLLED)[1])
+    for script in range(CONTROLLED // STEPS):
+        print(mismatches("small", "unfenced", (sys.argv[1], True, 2), STEPS, seed=script)[1], flush=True)
