@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from workspace import timeline
 from workspace.block import Block, Shelf, Slab
 from workspace.clocks import Clocks
 from workspace.errors import ConfigError, DriverError, WorkspaceError
@@ -78,7 +79,7 @@ _INLINED: dict[type, str] = {
 }
 
 
-def extension() -> Any | None:
+def extension() -> Any:
     """The module in C++; None where it is not built, or not wanted."""
     if not _NATIVE:
         return None
@@ -144,3 +145,4 @@ def use(native: bool) -> None:
 
 if _NATIVE:
     use(True)
+    timeline.new_lock = extension().Lock

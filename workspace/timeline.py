@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from workspace.driver import Graph as DriverGraph
     from workspace.pins import Pins
 
+new_lock: Callable[[], Any] = threading.RLock
+"""What makes a timeline's lock; the C++ form has one that costs less (`workspace.native`)."""
+
 
 class Timeline:
     """What all workspaces of a device share (target and draft model), under one lock.
@@ -58,7 +61,7 @@ class Timeline:
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
         self.clocks = Clocks()
-        self.lock = threading.RLock()
+        self.lock: Any = new_lock()
         self.refusal: WorkspaceError | None = None
         self.captures: dict[int, Capture] = {}
         self.opening: Capture | None = None
@@ -387,7 +390,8 @@ class Timeline:
     # -- host ------------------------------------------------------------------------------------------------
     def in_progress(self) -> bool:
         """Whether this thread is inside the lock already: the caller is a finaliser that interrupted it."""
-        return self.lock._is_owned()  # type: ignore[attr-defined]
+        owned: bool = self.lock._is_owned()
+        return owned
 
     def later(self, step: Callable[[], None]) -> None:
         """Leave something for the next acquire. For finalisers: takes no lock and calls no device."""
@@ -425,7 +429,7 @@ class Timeline:
 
     def after_fork(self) -> None:
         """In a child process: the device context is the parent's, so everything is refused from now on."""
-        self.lock = threading.RLock()
+        self.lock = new_lock()
         self.refusal = ProcessError(
             f"this workspace belongs to process {self._pid}; this is its forked child {os.getpid()}",
             "create the workspace in the child, or start workers with the 'spawn' method",

@@ -9,13 +9,15 @@ namespace {
 
 // What one hand-over works on.
 struct Handover {
-  Ref request, pool, stream, id;
+  Ref request, pool, stream;
+  Order::View view;
 };
 
 // A block on a shelf.
 struct Place {
   PyObject* shelf = nullptr;  // borrowed: it outlives the search, during which no Python runs
   Py_ssize_t at = -1;
+  bool ordered = false;
 };
 
 // Whether the lock is to be taken at all. An exception may be set.
@@ -29,36 +31,38 @@ bool may_look(const Ref& request, const Ref& timeline) {
 bool found(Handover& on, Order& order, const Ref& key) {
   on.pool = parts.request_.lender.get(on.request);
   on.stream = order.of(key);
-  on.id = parts.stream_.id.get(on.stream);
-  if (!on.id || !parts.stream_.capture.get(on.stream).is(Py_None) || !parts.stream_.exact.get(on.stream).is(Py_False)) {
+  const Ref id = parts.stream_.id.get(on.stream);
+  if (!id || !parts.stream_.capture.get(on.stream).is(Py_None) || !parts.stream_.exact.get(on.stream).is(Py_False)) {
     return false;
   }
   const Ref largest = parts.pool_.largest.get(on.pool), nbytes = parts.request_.nbytes.get(on.request);
   if (!is_true(parts.pool_.hands_over.get(on.pool)) || !largest || !nbytes || !PyLong_CheckExact(largest.get())) {
     return false;
   }
-  return PyObject_RichCompareBool(largest.get(), nbytes.get(), Py_LT) > 0;
+  if (less(largest, nbytes) <= 0) return false;
+  on.view = order.view(id);
+  return static_cast<bool>(on.view.seen);
 }
 
 // The first block on a shelf whose use precedes the stream's next work; -1: none, -2 with an exception set.
-Py_ssize_t ordered_on(Order& order, const Handover& on, PyObject* shelf) {
+Py_ssize_t ordered_on(const Handover& on, PyObject* shelf) {
   for (Py_ssize_t at = 0; at < PyList_GET_SIZE(shelf); ++at) {
     const Ref block = Ref::of(PyList_GET_ITEM(shelf, at));
     const Ref used = parts.block_.clock.get(block), epoch = parts.block_.epoch.get(block);
     if (!used || !epoch) continue;
-    const int ordered = order.ordered(on.id, used, epoch);
+    const int ordered = on.view.ordered(used, epoch);
     if (ordered != 0) return ordered < 0 ? -2 : at;
   }
   return -1;
 }
 
 // Whether any block on any shelf of the pool is ordered; -1 with an exception set.
-int any_ordered(Order& order, const Handover& on) {
+int any_ordered(const Handover& on) {
   const Ref shelves = parts.pool_.shelves.get(on.pool);
   PyObject *shelf, *none;
   for (Py_ssize_t next = 0; shelves && PyDict_Next(shelves.get(), &next, &shelf, &none);) {
     if (!PyList_Check(shelf) || PyList_GET_SIZE(shelf) == 0) continue;
-    const Py_ssize_t at = ordered_on(order, on, shelf);
+    const Py_ssize_t at = ordered_on(on, shelf);
     if (at != -1) return at < 0 ? -1 : 1;
   }
   return shelves ? 0 : 1;
@@ -66,17 +70,17 @@ int any_ordered(Order& order, const Handover& on) {
 
 // One that is ordered, else the last of a shelf where none on any is; no shelf where another way is to be gone. An
 // exception may be set.
-Place chosen(Order& order, const Handover& on) {
+Place chosen(const Handover& on) {
   const Ref shelves = parts.request_.shelves.get(on.request);
   if (!shelves || !PyDict_CheckExact(shelves.get())) return Place();
-  const int any = any_ordered(order, on);  // those of the request are among the pool's
+  const int any = any_ordered(on);  // those of the request are among the pool's
   if (any < 0) return Place();
   PyObject *key, *shelf;
   for (Py_ssize_t next = 0; PyDict_Next(shelves.get(), &next, &key, &shelf);) {
     if (!PyList_Check(shelf) || PyList_GET_SIZE(shelf) == 0) continue;
-    if (!any) return Place{shelf, PyList_GET_SIZE(shelf) - 1};
-    const Py_ssize_t at = ordered_on(order, on, shelf);
-    if (at != -1) return at < 0 ? Place() : Place{shelf, at};
+    if (!any) return Place{shelf, PyList_GET_SIZE(shelf) - 1, false};
+    const Py_ssize_t at = ordered_on(on, shelf);
+    if (at != -1) return at < 0 ? Place() : Place{shelf, at, true};
   }
   return Place();
 }
@@ -130,28 +134,23 @@ bool explain(const Ref& timeline, const Handover& on, const Ref& block, const Re
                      needs.get(), knows ? knows.get() : zero.get());
 }
 
-// The stream whose use of a block is waited for, where it may be; empty where it may not. An exception may be set.
-Ref owner_of(const Ref& timeline, const Ref& block) {
-  Ref owner = item(parts.timeline_.by_id.get(timeline), parts.block_.clock.get(block));
-  if (!owner || !parts.stream_.capture.get(owner).is(Py_None)) return Ref();
-  return owner;
-}
-
 // Makes the stream's next work come after the block's use. 0 where the Python form has to look, -1 with an exception
 // set.
 int fenced(Order& order, const Ref& timeline, const Handover& on, const Ref& block) {
   const Ref used = parts.block_.clock.get(block), epoch = parts.block_.epoch.get(block);
-  const int ordered = used && epoch ? order.ordered(on.id, used, epoch) : -1;
-  if (ordered < 0) return PyErr_Occurred() ? -1 : 0;
-  if (ordered) {
-    if (PyObject_RichCompareBool(used.get(), on.id.get(), Py_EQ) == 1) return 1;
-    return add(parts.pool_.elided, on.pool.get(), 1) ? 1 : -1;
-  }
-  const Ref owner = owner_of(timeline, block), knows = order.seen(on.id, used);
-  if (!owner || PyErr_Occurred()) return PyErr_Occurred() ? -1 : 0;
+  const Ref owner = parts.block_.stream.get(block), knows = item(on.view.seen, used);
+  if (PyErr_Occurred()) return -1;
+  if (!epoch || !parts.stream_.capture.get(owner).is(Py_None)) return 0;
   const int done = order.fence(owner, epoch, on.stream);
   if (done != 1) return done;
   return add(parts.timeline_.fences, timeline.get(), 1) && explain(timeline, on, block, owner, knows) ? 1 : -1;
+}
+
+// Counts a use that needed no fence, unless it is the stream's own. 1, or -1 with an exception set.
+int elided(const Handover& on, const Ref& block) {
+  const int own = same(parts.block_.clock.get(block), on.view.stream);
+  if (own != 0) return own;
+  return add(parts.pool_.elided, on.pool.get(), 1) ? 1 : -1;
 }
 
 // `Request.keep`, and the pool's note of the shelf. False with an exception set.
@@ -168,7 +167,7 @@ bool keep(const Handover& on, const Ref& block, const Ref& key) {
     }
     if (!add(parts.shelf_.blocks, before.get(), -1) || !add(parts.shelf_.blocks, shelf.get(), 1)) return false;
     parts.block_.stream.set(block.get(), Ref::of(on.stream.get()));
-    parts.block_.clock.set(block.get(), Ref::of(on.id.get()));
+    parts.block_.clock.set(block.get(), Ref::of(on.view.stream.get()));
   }
   const Ref shelves = parts.pool_.shelves.get(on.pool);
   return shelves && PyDict_SetItem(shelves.get(), shelf.get(), Py_None) == 0;
@@ -183,16 +182,17 @@ bool may_be_held(const Ref& block) {
 
 Ref handed_over(const Ref& request, const Ref& timeline, const Ref& key) {
   if (!may_look(request, timeline)) return Ref();
-  Handover on{Ref::of(request.get()), Ref(), Ref(), Ref()};
+  Handover on{Ref::of(request.get()), Ref(), Ref(), Order::View()};
   Order order(timeline);
   Locked locked(timeline);
   if (!locked || !order || !steady(timeline) || !found(on, order, key)) return Ref();
-  const Place place = chosen(order, on);
+  const Place place = chosen(on);
   if (place.shelf == nullptr) return Ref();
   const Ref shelf = Ref::of(place.shelf);
   Ref block = Ref::of(PyList_GET_ITEM(shelf.get(), place.at));
   if (!may_be_held(block) || PyList_SetSlice(shelf.get(), place.at, place.at + 1, nullptr)) return Ref();
-  if (fenced(order, timeline, on, block) == 1) return keep(on, block, key) ? std::move(block) : Ref();
+  const int ready = place.ordered ? elided(on, block) : fenced(order, timeline, on, block);
+  if (ready == 1) return keep(on, block, key) && locked.unlock() ? std::move(block) : Ref();
   // Back to where it was. An error of the device goes on.
   Ref error = taken_error();
   if (PyList_Append(shelf.get(), block.get())) return Ref();

@@ -161,12 +161,6 @@ bool is_held(PyObject* lease) {
   return PyLong_AsLong(state.get()) >= parts.plain_value;
 }
 
-int outside_the_lock(const Ref& timeline) {
-  const Ref lock = parts.timeline_.lock.get(timeline);
-  const Ref owned = lock ? call_method(names._is_owned, lock.get()) : Ref();
-  return owned || !PyErr_Occurred() ? owned.is(Py_False) : -1;
-}
-
 Ref held_of(const Ref& timeline) {
   const Ref state = parts.timeline_.state.get(timeline);
   if (!state) PyErr_SetString(PyExc_TypeError, "the timeline has no state");

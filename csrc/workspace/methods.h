@@ -1,6 +1,7 @@
 // The methods in C++. Each does the steady case and leaves every other to the Python method of the same name.
 #pragma once
 
+#include "lock.h"
 #include "parts.h"
 
 namespace workspace {
@@ -22,9 +23,6 @@ int quiet();
 
 // Whether a lease is held: in one of the states from PLAIN on.
 bool is_held(PyObject* lease);
-
-// Whether this thread is not inside the timeline's lock already; -1 with an exception set.
-int outside_the_lock(const Ref& timeline);
 
 // What the calling thread holds; empty with an exception set.
 Ref held_of(const Ref& timeline);

@@ -60,7 +60,7 @@ PyMethodDef functions[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-int execute(PyObject* module) { return add_verbs(module) ? 0 : -1; }
+int execute(PyObject* module) { return add_verbs(module) && add_lock(module) ? 0 : -1; }
 
 // The steady path counts on the interpreter's lock: a list's pop and a dict's update are one step under it.
 PyModuleDef_Slot slots[] = {

@@ -14,9 +14,6 @@ Ref needed(const Ref& dict, const Ref& key) {
   return found;
 }
 
-// -1 with an exception set.
-int less(const Ref& a, const Ref& b) { return PyObject_RichCompareBool(a.get(), b.get(), Py_LT); }
-
 // Keeps the larger epoch of each stream, in place.
 bool merge(const Ref& into, const Ref& other) {
   PyObject *stream, *epoch;
@@ -164,16 +161,13 @@ bool Order::learn(const Ref& id, const Ref& covered) {
   return epoch && PyDict_SetItem(last_waits.get(), id.get(), epoch.get()) == 0;
 }
 
-Ref Order::seen(const Ref& stream, const Ref& used) const {
-  return item(item(parts.clocks_.seen.get(clocks_), stream), used);
+Order::View Order::view(const Ref& stream) {
+  return View{Ref::of(stream.get()), needed(parts.clocks_.seen.get(clocks_), stream), parts.clocks_.host.get(clocks_)};
 }
 
-int Order::ordered(const Ref& stream, const Ref& used, const Ref& epoch) {
-  const int same = PyObject_RichCompareBool(stream.get(), used.get(), Py_EQ);
-  if (same != 0) return same;
-  const Ref seen = needed(parts.clocks_.seen.get(clocks_), stream);
-  if (!seen) return -1;
-  const Ref host = parts.clocks_.host.get(clocks_);
+int Order::View::ordered(const Ref& used, const Ref& epoch) const {
+  const int own = same(stream, used);
+  if (own != 0) return own;
   for (const Ref* known : {&seen, &host}) {
     const Ref to = item(*known, used);
     if (!to && PyErr_Occurred()) return -1;
@@ -182,6 +176,11 @@ int Order::ordered(const Ref& stream, const Ref& used, const Ref& epoch) {
     if (earlier <= 0) return earlier < 0 ? -1 : 1;
   }
   return 0;
+}
+
+int Order::ordered(const Ref& stream, const Ref& used, const Ref& epoch) {
+  const View from = view(stream);
+  return from.seen ? from.ordered(used, epoch) : -1;
 }
 
 namespace {

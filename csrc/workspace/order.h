@@ -20,8 +20,6 @@ class Order {
   Ref capture_of(const Ref& key);
   // The stream of a key, as it is outside captures. Empty without an exception when the timeline has not seen it yet.
   Ref of(const Ref& key) const { return item(by_key_, key); }
-  // What a stream (an id) has seen of another; empty without an exception where it has seen nothing.
-  Ref seen(const Ref& stream, const Ref& used) const;
   // An event, the stream's own, that covers everything enqueued on it so far.
   Ref record(const Ref& stream);
   Ref record(const Ref& stream, Ref event);
@@ -32,6 +30,15 @@ class Order {
   bool wait(const Ref& event, const Ref& stream);
   // Whether work enqueued now on `stream` (an id) comes after the use; -1 with an exception set.
   int ordered(const Ref& stream, const Ref& used, const Ref& epoch);
+
+  // What precedes a stream's next work.
+  struct View {
+    Ref stream, seen, host;
+    // Whether a use does; -1 with an exception set.
+    int ordered(const Ref& used, const Ref& epoch) const;
+  };
+  // Of a stream (an id). Nothing seen with an exception set.
+  View view(const Ref& stream);
 
   // The stream's current epoch.
   Ref epoch(const Ref& stream);

@@ -60,30 +60,6 @@ bool steady(const Ref& timeline) {
   return Py_IS_TYPE(timeline.get(), parts.timeline) && parts.timeline_.busy.get(timeline).is(Py_False);
 }
 
-Locked::Locked(const Ref& timeline) {
-  Ref lock = parts.timeline_.lock.get(timeline);
-  if (!lock) {
-    PyErr_SetString(PyExc_TypeError, "the timeline has no lock");
-    return;
-  }
-  const Ref taken = call_method(names.acquire, lock.get());
-  if (!taken) return;
-  lock_ = std::move(lock);
-  held_ = true;
-}
-
-bool Locked::unlock() {
-  held_ = false;
-  return static_cast<bool>(call_method(names.release, lock_.get()));
-}
-
-Locked::~Locked() {
-  if (!held_) return;
-  Ref error = taken_error();
-  if (!unlock()) PyErr_WriteUnraisable(lock_.get());
-  if (error) raise(std::move(error));
-}
-
 namespace {
 
 // Looks up what `bind` was given; remembers the first failure.

@@ -58,6 +58,23 @@ inline Ref item(const Ref& dict, const Ref& key) {
   return Ref::of(PyDict_GetItemWithError(dict.get(), key.get()));
 }
 
+// Whether a < b, as for epochs, which are ints; -1 with an exception set.
+inline int less(const Ref& a, const Ref& b) {
+  if (PyLong_CheckExact(a.get()) && PyLong_CheckExact(b.get())) {
+    int far_a = 0, far_b = 0;
+    const long long one = PyLong_AsLongLongAndOverflow(a.get(), &far_a);
+    const long long other = PyLong_AsLongLongAndOverflow(b.get(), &far_b);
+    if (far_a == 0 && far_b == 0) return one < other;
+  }
+  return PyObject_RichCompareBool(a.get(), b.get(), Py_LT);
+}
+
+// Whether two are the same number; -1 with an exception set.
+inline int same(const Ref& a, const Ref& b) {
+  if (a.is(b.get())) return 1;
+  return PyObject_RichCompareBool(a.get(), b.get(), Py_EQ);
+}
+
 inline bool is_true(const Ref& value) { return value.is(Py_True); }
 
 // The exception that is set, taken away; `raise` sets it again.
@@ -84,21 +101,5 @@ inline void raise(Ref error) {
   PyErr_Restore(Py_NewRef(reinterpret_cast<PyObject*>(Py_TYPE(value))), value, PyException_GetTraceback(value));
 #endif
 }
-
-// The timeline's lock, for as long as this lives.
-class Locked {
- public:
-  explicit Locked(const Ref& timeline);
-  Locked(const Locked&) = delete;
-  Locked& operator=(const Locked&) = delete;
-  ~Locked();
-  explicit operator bool() const { return held_; }
-  // False with an exception set.
-  bool unlock();
-
- private:
-  Ref lock_;
-  bool held_ = false;
-};
 
 }  // namespace workspace

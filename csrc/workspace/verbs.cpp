@@ -255,7 +255,7 @@ Together::Together(PyObject* capture_of, PyObject* record, PyObject* wait, PyObj
   PyObject* const other = one != nullptr ? PyDict_GetItemWithError(verb(wait)->known, to) : nullptr;
   from_ = one != nullptr ? PyLong_AsVoidPtr(one) : nullptr;
   to_ = other != nullptr ? PyLong_AsVoidPtr(other) : nullptr;
-  PyErr_Clear();
+  if (from_ == nullptr || to_ == nullptr) PyErr_Clear();
   // The default stream is left to the verbs: it never captures, and of several devices it is the current one's.
   known_ = from_ != nullptr && to_ != nullptr;
 }

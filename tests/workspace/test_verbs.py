@@ -94,7 +94,7 @@ def test_what_makes_no_sense_goes_the_long_way(name: str, arguments: tuple[Any, 
     """The verb's own errors are those of the Python one."""
     if name == "set_stream":
         otherwise = Otherwise()
-        verb = native.extension().set_stream(print, 0, HANDLES, False, otherwise)  # type: ignore[union-attr]
+        verb = native.extension().set_stream(print, 0, HANDLES, False, otherwise)
     else:
         verb, _, otherwise = made(name)
     assert verb(*arguments) == "the long way" and otherwise.calls == [arguments]
@@ -117,7 +117,7 @@ def test_the_current_stream_is_known_by_its_handle() -> None:
     """One that is not kept is identified anew each time."""
     handle, otherwise = [0x10000], Otherwise()
     keys = {0: 0, 0x10000: 3}
-    current = native.extension().current_stream(lambda device: handle[device], 0, keys, otherwise)  # type: ignore[union-attr]
+    current = native.extension().current_stream(lambda device: handle[device], 0, keys, otherwise)
     assert current() == 3
     handle[0] = 0x50000
     assert current() == "the long way" and otherwise.calls == [()]
@@ -127,7 +127,7 @@ def test_a_stream_is_made_current_with_what_torch_takes() -> None:
     """Id, device, and the number of CUDA among the devices; an error of torch's arrives."""
     given: list[Any] = []
     otherwise = Otherwise()
-    make = native.extension().set_stream  # type: ignore[union-attr]
+    make = native.extension().set_stream
     change = make(lambda *all_of: given.append(all_of), 2, HANDLES, False, otherwise)
     assert change(3) is None and change(3) is None and change(0) is None
     assert given == [(3, 2, 1), (3, 2, 1), (0, 2, 1)] and otherwise.calls == []
