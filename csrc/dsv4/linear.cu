@@ -112,12 +112,26 @@ void launch_linear(const Call& call, const LinearArguments& a) {
   }
 }
 
+// A row's dims as one, where its elements lie one behind the other.
+void flatten(Operand& one) {
+  if (one.dims != 3 || one.stride[2] != 1 || one.stride[1] != one.size[2]) return;
+  one.size[1] *= one.size[2];
+  one.stride[1] = 1;
+  one.dims = 2;
+}
+
 }  // namespace
 
-// x [T, K] times weight [K, N] into out [T, N]; or x [G, T, K] times weight [G, K, N] into out [T, G, N].
-void few_linear(const Call& call) {
-  const Operand &x = call.tensor[0], &out = call.tensor[2];
-  const bool grouped = x.dims == 3;
+// x [T, K] times weight [K, N] into out [T, N], K and N of one dim or two; or x [G, T, K] times weight [G, K, N] into
+// out [T, G, N].
+void few_linear(const Call& given) {
+  Call call = given;
+  Operand &x = call.tensor[0], &out = call.tensor[2];
+  const bool grouped = call.tensor[1].dims == 3;
+  if (!grouped) {
+    flatten(x);
+    flatten(out);
+  }
   if (x.dtype != DType::bf16 || x.dims < 2 || x.size[x.dims - 2] > kMostRows || x.size[x.dims - 1] % kVector != 0)
     throw NotTaken();
   Reader r(call);

@@ -24,7 +24,7 @@ def project_groups(f: Forward, _: Op) -> None:
 
 
 def project(f: Forward, _: Op) -> None:
-    linear(f.projection.z.flatten(1), f.layer.attention.wo_b, out=f.projection.attn_out)
+    linear(f.projection.z, f.layer.attention.wo_b, out=f.projection.attn_out)
     f.sum_over_ranks("projection", f.projection.attn_out)
 
 

@@ -166,7 +166,7 @@ class Forward:
 
     def release(self, name: str) -> None:
         """End it."""
-        self.__dict__.pop(name).release()
+        self.__dict__.pop(name).__exit__(None, None, None)  # as `release`, which has a frame of its own
 
     def pause(self, steps: Steps) -> None:
         """Leave an eager region to whoever captures; outside of a capture, enqueue it like the rest."""

@@ -58,6 +58,16 @@ def test_groups(rows: int) -> None:
     assert near(out, torch.bmm(x.double(), weight.double()).transpose(0, 1))
 
 
+@pytest.mark.parametrize("rows", (*ROWS, 9))
+def test_rows_of_two_dims(rows: int) -> None:
+    """Heads of a query, groups of an output: as if they were flat."""
+    x, weight = noise(rows, 8, 1024), noise(4096, 8192, seed=1).T
+    flat = linear(x.flatten(1), weight, torch.empty(rows, 4096, device="cuda", dtype=torch.bfloat16))
+    assert torch.equal(linear(x, weight, torch.empty_like(flat)), flat)
+    heads = linear(x, weight, torch.empty(rows, 8, 512, device="cuda", dtype=torch.bfloat16))
+    assert torch.equal(heads.flatten(1), flat) and near(flat, x.flatten(1).double() @ weight.double())
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_row_does_not_depend_on_those_beside_it(shape: tuple[int, int]) -> None:
     depth, columns = shape
