@@ -30,6 +30,5 @@ void swiglu(const Call& call);
 void routed_experts(const Call& call);
 void combine_experts(const Call& call);
 void combine_indices(const Call& call);
-void few_linear(const Call& call);
 
 }  // namespace dsv4

@@ -2,7 +2,6 @@
 #pragma once
 #include <initializer_list>
 #include <limits>
-#include <utility>
 
 #include "call.h"
 
@@ -44,15 +43,6 @@ class Reader {
   const Operand& strided(const char* name, Types types, Shape shape, int alignment = 16) {
     const Operand& one = next(name, types, shape, alignment);
     contiguous(name, one, one.dims - 1);
-    return one;
-  }
-  // Matrices [..., rows, columns] whose columns are contiguous and lie one behind the other: transposed views.
-  const Operand& columns(const char* name, Types types, Shape shape, int alignment = 16) {
-    const Operand& one = next(name, types, shape, alignment);
-    Operand turned = one;
-    std::swap(turned.size[one.dims - 2], turned.size[one.dims - 1]);
-    std::swap(turned.stride[one.dims - 2], turned.stride[one.dims - 1]);
-    contiguous(name, turned, one.dims);
     return one;
   }
   // A cache: pages of bytes [blocks, stride], or plain rows [blocks, block size, width]. `pages.cuh` checks more.

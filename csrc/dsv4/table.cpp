@@ -30,7 +30,6 @@ const Op kOps[kOpCount] = {
     {"swiglu", "tft", swiglu},
     {"routed_experts", "tttttfttttt", routed_experts},
     {"combine_experts", "ttttt", combine_experts},
-    {"few_linear", "ttbt", few_linear},
     {"combine_indices", "tttttoiitt", combine_indices},
 };
 

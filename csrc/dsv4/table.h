@@ -12,9 +12,9 @@ struct Op {
   void (*run)(const Call&);
 };
 
-constexpr int kOpCount = 27;
+constexpr int kOpCount = 26;
 // The last few are the fast face's only: what they do not take is Python's, which the dispatcher knows.
-constexpr int kDispatchedCount = kOpCount - 4;
+constexpr int kDispatchedCount = kOpCount - 3;
 extern const Op kOps[kOpCount];
 
 // Runs an op on the device of its first tensor.

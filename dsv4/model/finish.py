@@ -8,7 +8,7 @@ import torch
 
 from dsv4 import ops
 from dsv4.model.forward import Forward, Kernel
-from dsv4.model.linear import linear, linear_grouped, linear_wide
+from dsv4.model.linear import linear, linear_wide
 from dsv4.model.scratch import experts_layout
 from dsv4.model.sizes import EXPERTS_AT_ONCE
 from dsv4.topology import Op
@@ -20,11 +20,11 @@ def rotate_back(f: Forward, _: Op) -> None:
 
 
 def project_groups(f: Forward, _: Op) -> None:
-    linear_grouped(f.projection.o_grouped, f.layer.attention.wo_a, out=f.projection.z)
+    torch.bmm(f.projection.o_grouped, f.layer.attention.wo_a, out=f.projection.z.transpose(0, 1))
 
 
 def project(f: Forward, _: Op) -> None:
-    linear(f.projection.z, f.layer.attention.wo_b, out=f.projection.attn_out)
+    linear(f.projection.z.flatten(1), f.layer.attention.wo_b, out=f.projection.attn_out)
     f.sum_over_ranks("projection", f.projection.attn_out)
 
 
@@ -102,7 +102,7 @@ def _mix(f: Forward, s: Any, x: Any, y: Any, tokens: torch.Tensor) -> None:
     if own.shared is not None:
         linear(x, own.shared.w13, out=s.shared_gate_up)
         ops.swiglu(s.shared_gate_up, config.swiglu_limit, out=s.shared_act)
-        linear(s.shared_act, own.shared.w2, out=y, add=True)
+        y.addmm_(s.shared_act, own.shared.w2)
 
 
 def _keep_own(f: Forward, experts: Any) -> None:

@@ -36,7 +36,7 @@ def latent_norms(f: Forward, _: Op) -> None:
 
 
 def query(f: Forward, _: Op) -> None:
-    linear(f.norms.qr, f.layer.attention.wq_b, out=f.preparation.q)
+    linear(f.norms.qr, f.layer.attention.wq_b, out=f.preparation.q.flatten(1))
 
 
 def insert(f: Forward, _: Op) -> None:
@@ -56,7 +56,7 @@ def insert(f: Forward, _: Op) -> None:
 
 
 def indexer_query(f: Forward, _: Op) -> None:
-    linear(f.norms.qr, f.layer.indexer.wq_b, out=f.preparation.idx_q)
+    linear(f.norms.qr, f.layer.indexer.wq_b, out=f.preparation.idx_q.flatten(1))
 
 
 def quantise_indexer_query(f: Forward, _: Op) -> None:
