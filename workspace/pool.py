@@ -34,6 +34,10 @@ def _large(held: int) -> int:
     return min(LARGE, held // SHARE)
 
 
+def _by_address(block: Block) -> tuple[int, int]:
+    return block.slab.address, block.offset
+
+
 def _by_size(block: Block) -> tuple[int, int, int]:
     return block.nbytes, block.slab.address, block.offset
 
@@ -54,6 +58,8 @@ class Pool:
     ----------
     shelves
         Those that blocks are on, or come back to.
+    two_ends
+        Whether large requests take the first block that fits, and its end where that leaves little.
     hands_over
         Whether a shelved block goes to another stream the short way; see `workspace.handover`.
     elided
@@ -62,7 +68,7 @@ class Pool:
 
     __slots__ = (
         "_large_shelved", "_largest", "_shelved", "elided", "free", "hands_over", "home", "shelves", "slabs", "source",
-        "taken", "timeline",
+        "taken", "timeline", "two_ends",
     )  # fmt: skip
 
     def __init__(self, timeline: Timeline, source: Source, home: Callable[[Stream], Home]) -> None:
@@ -73,6 +79,7 @@ class Pool:
         self.free: dict[Home, SortedKeyList] = {}
         self.taken = 0
         self.shelves: dict[Shelf, None] = {}
+        self.two_ends = False
         self.hands_over = False
         self.elided = 0
         self._shelved = 0
@@ -127,9 +134,13 @@ class Pool:
 
     # -- the search ------------------------------------------------------------------------------------------
     def ordered(self, nbytes: int, stream: Stream, home: Home) -> Block | None:
-        """The smallest free block of a home that fits and whose last uses all precede the stream's next work."""
+        """The smallest free block of a home that fits and whose last uses all precede the stream's next work.
+
+        For a large request the first by address; see `take`.
+        """
         fits = self.timeline.ordered
-        return next((block for block in self._fitting(nbytes, home) if fits(block, stream)), None)
+        found = (block for block in self._fitting(nbytes, home) if fits(block, stream))
+        return min(found, key=_by_address, default=None) if self.two_ends and nbytes >= LARGE else next(found, None)
 
     def pending(self, nbytes: int, stream: Stream, homes: Iterator[Home]) -> Block | None:
         """The free block that needs the fewest fences, of those the stream may wait for; of equals the smallest."""
@@ -157,8 +168,21 @@ class Pool:
         return sum(block.nbytes for block in free if not self.timeline.ordered(block, stream))
 
     def take(self, block: Block, nbytes: int, home: Home) -> Block:
-        """Lease the first `nbytes` of a free block, which then belong to `home`; the rest stays free."""
+        """Lease the first `nbytes` of a free block, which then belong to `home`; the rest stays free.
+
+        With `two_ends` a large request that takes most of a block gets its end, so that the largest leases and those
+        beside them grow from opposite ends: what one of them leaves is then in one piece.
+        """
+        if self.two_ends and nbytes >= LARGE and 2 * nbytes >= block.nbytes:
+            return self._lend(block, block.nbytes - nbytes, nbytes, home)
+        return self._lend(block, 0, nbytes, home)
+
+    def _lend(self, block: Block, before: int, nbytes: int, home: Home) -> Block:
+        """Take so many bytes of a free block behind the first `before`; the rest stays free."""
         self._remove(block)
+        if before:
+            front, block = block, block.split(before)
+            self._insert(front, coalesce=False)
         if block.nbytes > nbytes:
             self._insert(block.split(nbytes), coalesce=False)
         block.state = TAKEN
@@ -301,7 +325,7 @@ class Pool:
 
     def claim(self, block: Block, nbytes: int) -> Block:
         """Take free bytes out of circulation for a lane's footprint."""
-        block = self.take(block, nbytes, block.home)
+        block = self._lend(block, 0, nbytes, block.home)  # the front: what is behind it may lengthen it
         block.request = None
         self.taken -= block.nbytes
         return block

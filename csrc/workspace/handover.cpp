@@ -124,11 +124,8 @@ Ref noted(const Ref& notes, const Ref& other, const Ref& site) {
 // `Explanations.fence`. False with an exception set.
 bool explain(const Ref& timeline, const Handover& on, const Ref& block, const Ref& owner, const Ref& knows) {
   const Ref explanations = parts.timeline_.explanations.get(timeline);
-  const Ref other = parts.request_.owner.get(parts.block_.request.get(block)), site = parts.block_.site.get(block);
-  if (!explanations || !other || !site) return !PyErr_Occurred();
-  const Ref known = noted(parts.request_.notes.get(on.request), other, site);
-  if (known) return count(known.get());
   const Ref zero(PyLong_FromLong(0)), needs = parts.block_.epoch.get(block);
+  if (!explanations) return true;
   return zero && needs &&
          call_method(names.fence, explanations.get(), on.request.get(), block.get(), on.stream.get(), owner.get(),
                      needs.get(), knows ? knows.get() : zero.get());
@@ -138,12 +135,16 @@ bool explain(const Ref& timeline, const Handover& on, const Ref& block, const Re
 // set.
 int fenced(Order& order, const Ref& timeline, const Handover& on, const Ref& block) {
   const Ref used = parts.block_.clock.get(block), epoch = parts.block_.epoch.get(block);
-  const Ref owner = parts.block_.stream.get(block), knows = item(on.view.seen, used);
-  if (PyErr_Occurred()) return -1;
+  const Ref owner = parts.block_.stream.get(block);
   if (!epoch || !parts.stream_.capture.get(owner).is(Py_None)) return 0;
-  const int done = order.fence(owner, epoch, on.stream);
+  const Ref other = parts.request_.owner.get(parts.block_.request.get(block)), site = parts.block_.site.get(block);
+  const Ref tally = noted(parts.request_.notes.get(on.request), other, site);
+  const Ref knows = tally ? Ref() : item(on.view.seen, used);  // before the fence
+  if (PyErr_Occurred()) return -1;
+  const int done = order.fence(owner, epoch, on.stream, on.view);
   if (done != 1) return done;
-  return add(parts.timeline_.fences, timeline.get(), 1) && explain(timeline, on, block, owner, knows) ? 1 : -1;
+  if (!add(parts.timeline_.fences, timeline.get(), 1)) return -1;
+  return (tally ? count(tally.get()) : explain(timeline, on, block, owner, knows)) ? 1 : -1;
 }
 
 // Counts a use that needed no fence, unless it is the stream's own. 1, or -1 with an exception set.

@@ -39,9 +39,20 @@ Ref Order::current() {
   return ask ? item(by_key_, call(ask)) : Ref();
 }
 
+bool Order::find(Ref& verb, PyObject* name) {
+  if (verb) return true;
+  // A driver keeps its hot verbs in its own dict.
+  if (!own_ && Py_TYPE(driver_.get())->tp_getattro == PyObject_GenericGetAttr) {
+    own_ = Ref(PyObject_GenericGetDict(driver_.get(), nullptr));
+    if (!own_) PyErr_Clear();
+  }
+  if (own_) verb = Ref::of(PyDict_GetItemWithError(own_.get(), name));
+  if (!verb && !PyErr_Occurred()) verb = attribute(driver_, name);
+  return static_cast<bool>(verb);
+}
+
 Ref Order::capture_of(const Ref& key) {
-  if (!capture_of_) capture_of_ = attribute(driver_, names.capture_of);
-  const Ref identity = capture_of_ && key ? call(capture_of_.get(), key.get()) : Ref();
+  const Ref identity = find(capture_of_, names.capture_of) && key ? call(capture_of_.get(), key.get()) : Ref();
   const int captures = identity ? PyObject_IsTrue(identity.get()) : -1;
   if (captures < 0) return Ref();
   return captures ? item(parts.timeline_.captures.get(timeline_), identity) : Ref::of(Py_None);
@@ -65,8 +76,7 @@ bool Order::enqueue(Ref& verb, PyObject* name, const Ref& event, const Ref& stre
     PyErr_SetString(PyExc_TypeError, "an event or a stream of the timeline is none");
     return false;
   }
-  if (!verb) verb = attribute(driver_, name);
-  return verb && (call(verb.get(), handle.get(), key.get()) || failed());
+  return find(verb, name) && (call(verb.get(), handle.get(), key.get()) || failed());
 }
 
 // Before the device's record: a use stamped by another thread in between carries the next epoch. No event with an
@@ -107,20 +117,18 @@ Ref Order::record(const Ref& stream, Ref event) {
   return recorded(std::move(record));
 }
 
-int Order::fence(const Ref& owner, const Ref& epoch, const Ref& stream) {
+int Order::fence(const Ref& owner, const Ref& epoch, const Ref& stream, const View& view) {
   const Ref last = parts.stream_.last.get(owner), covers = parts.event_.epoch.get(last);
-  if (!covers) return fence_now(owner, stream);
+  if (!covers) return fence_now(owner, stream, view);
   const int early = less(covers, epoch);
-  if (early != 0) return early < 0 ? -1 : fence_now(owner, stream);
+  if (early != 0) return early < 0 ? -1 : fence_now(owner, stream, view);
   return wait(last, stream) ? 1 : -1;
 }
 
-int Order::fence_now(const Ref& owner, const Ref& stream) {
-  if (!capture_of_) capture_of_ = attribute(driver_, names.capture_of);
-  if (!record_) record_ = attribute(driver_, names.record);
-  if (!wait_) wait_ = attribute(driver_, names.wait);
+int Order::fence_now(const Ref& owner, const Ref& stream, const View& view) {
+  if (!find(capture_of_, names.capture_of) || !find(record_, names.record) || !find(wait_, names.wait)) return -1;
   const Ref from = parts.stream_.key.get(owner), to = parts.stream_.key.get(stream);
-  if (!capture_of_ || !record_ || !wait_ || !from || !to) return -1;
+  if (!from || !to) return 0;
   Together together(capture_of_.get(), record_.get(), wait_.get(), from.get(), to.get());
   if (!together) {
     const Ref captures = call(capture_of_.get(), from.get());
@@ -138,16 +146,16 @@ int Order::fence_now(const Ref& owner, const Ref& stream) {
   if (done == Together::NOTHING && !enqueue(record_, names.record, record.event, owner)) return -1;
   const Ref event = recorded(std::move(record));
   if (done != Together::ALL) return wait(event, stream) ? 1 : -1;
-  return learn(parts.stream_.id.get(stream), parts.event_.covered.get(event)) ? 1 : -1;
+  return learn(view.stream, view.seen, parts.event_.covered.get(event)) ? 1 : -1;
 }
 
 bool Order::wait(const Ref& event, const Ref& stream) {
-  return enqueue(wait_, names.wait, event, stream) && learn(parts.stream_.id.get(stream), parts.event_.covered.get(event));
+  if (!enqueue(wait_, names.wait, event, stream)) return false;
+  const Ref id = parts.stream_.id.get(stream), seen = needed(parts.clocks_.seen.get(clocks_), id);
+  return seen && learn(id, seen, parts.event_.covered.get(event));
 }
 
-bool Order::learn(const Ref& id, const Ref& covered) {
-  const Ref seen = needed(parts.clocks_.seen.get(clocks_), id);
-  if (!seen) return false;
+bool Order::learn(const Ref& id, const Ref& seen, const Ref& covered) {
   const Ref last_waits = parts.clocks_.waited.get(clocks_), waited = needed(last_waits, id);
   if (!waited) return false;
   Ref own = item(covered, id);

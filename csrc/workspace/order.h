@@ -12,6 +12,15 @@ class Order {
   // Whether the timeline has all of it.
   explicit operator bool() const { return driver_ && clocks_ && by_key_; }
 
+  // What precedes a stream's next work.
+  struct View {
+    Ref stream, seen, host;
+    // Whether a use does; -1 with an exception set.
+    int ordered(const Ref& used, const Ref& epoch) const;
+  };
+  // Of a stream (an id). Nothing seen with an exception set.
+  View view(const Ref& stream);
+
   // The caller's current stream, as it is outside captures. Empty without an exception when the timeline has not seen it
   // yet.
   Ref current();
@@ -25,20 +34,11 @@ class Order {
   Ref record(const Ref& stream, Ref event);
   // Makes a stream's later work come after a use of another: by that one's last event where it covers the epoch, else
   // by one recorded now. 0 where it cannot be, as the other captures; -1 with an exception set.
-  int fence(const Ref& owner, const Ref& epoch, const Ref& stream);
+  int fence(const Ref& owner, const Ref& epoch, const Ref& stream, const View& view);
   // Makes the stream's later work wait for the event. False with an exception set.
   bool wait(const Ref& event, const Ref& stream);
   // Whether work enqueued now on `stream` (an id) comes after the use; -1 with an exception set.
   int ordered(const Ref& stream, const Ref& used, const Ref& epoch);
-
-  // What precedes a stream's next work.
-  struct View {
-    Ref stream, seen, host;
-    // Whether a use does; -1 with an exception set.
-    int ordered(const Ref& used, const Ref& epoch) const;
-  };
-  // Of a stream (an id). Nothing seen with an exception set.
-  View view(const Ref& stream);
 
   // The stream's current epoch.
   Ref epoch(const Ref& stream);
@@ -48,16 +48,19 @@ class Order {
  private:
   bool failed();
   bool enqueue(Ref& verb, PyObject* name, const Ref& event, const Ref& stream);
-  bool learn(const Ref& id, const Ref& covered);
+  bool learn(const Ref& id, const Ref& seen, const Ref& covered);
   // The stream's own event, and what a record on it now will cover.
   struct Record {
     Ref event, covered, epoch;
   };
   Record close_epoch(const Ref& stream, Ref event = Ref());
   Ref recorded(Record record);
-  int fence_now(const Ref& owner, const Ref& stream);
+  int fence_now(const Ref& owner, const Ref& stream, const View& view);
 
-  Ref timeline_, driver_, clocks_, by_key_;
+  // A verb of the driver, looked up at the first use. False with an exception set.
+  bool find(Ref& verb, PyObject* name);
+
+  Ref timeline_, driver_, clocks_, by_key_, own_;
   Ref record_, wait_, capture_of_;  // the driver's verbs, from the first use on
 };
 

@@ -458,3 +458,14 @@ def test_a_large_block_on_a_shelf_does_not_divide_what_a_large_request_needs(
     ws.acquire(BYTES, N=16 * MIB).release()
     with ws.lease(OTHER, N=8 * MIB), ws.lease(BYTES, N=56 * MIB):
         assert ws.snapshot().growths == growths
+
+
+@pytest.mark.parametrize(("strategy", "growths"), [("event_fenced", 0), ("per_stream", 1)])
+def test_the_largest_leases_leave_one_piece(strategy: str, growths: int) -> None:
+    """They are cut from the other end than what lives beside them, where all streams share one pool."""
+    _, ws = scene(strategy, steady=True, reserve=64 * MIB)
+    early, large, late = (ws.acquire(BYTES, N=nbytes * MIB) for nbytes in (9, 30, 9))
+    early.release()
+    large.release()
+    with ws.lease(BYTES, N=40 * MIB):
+        assert ws.snapshot().growths == growths and not late.released
