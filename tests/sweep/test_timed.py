@@ -13,6 +13,7 @@ from rich.console import Console
 
 import workspace
 from workspace.errors import Unsupported
+from workspace.sweep import timed
 from workspace.sweep.plan import Replay
 from workspace.sweep.timed import Setting, Timing, ratio
 from workspace.sweep.timed_command import run
@@ -155,6 +156,15 @@ def test_every_strategy_takes_a_step_in_each_round(tmp_path: Path) -> None:
             assert one["owners"] == {"output": -(-setting["tokens"] * 512 // 256) * 256}
     assert made["settings"][1]["timings"][1]["reserved"] >= 64 * 512
     assert "upstream (!)" in text and (tmp_path / "timed.png").exists()
+
+
+def test_slow_steps_take_fewer_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No fewer than the least, though."""
+    monkeypatch.setattr(timed, "LONGEST_S", 0.0)
+    monkeypatch.setattr(timed, "LEAST_ROUNDS", 2)
+    sweep(tmp_path, "eager")
+    made = json.loads((tmp_path / "timed.json").read_text())
+    assert {len(one["step_us"]) for setting in made["settings"] for one in setting["timings"]} == {2}
 
 
 def test_a_second_run_times_what_is_missing_only(tmp_path: Path) -> None:

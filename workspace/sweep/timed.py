@@ -18,7 +18,10 @@ import workspace
 from workspace.config import load_config
 from workspace.errors import LockError, WorkspaceError
 
-WARM_UP = 3
+WARM_UP, LEAST_ROUNDS = 3, 5
+
+LONGEST_S = 5.0
+"""The rounds of a setting end after so many seconds, if there were `LEAST_ROUNDS`; warming up ends after a fifth."""
 
 Sample = tuple[float, float, float]
 
@@ -214,9 +217,12 @@ def _owners(model: Any, setting: Setting, name: str, allow_unsafe: bool, clock: 
 
 
 def _counted(name: str, ws: Any, runner: Any, before: int, owners: dict[str, int], clock: Clock) -> Timing:
+    began = time.perf_counter()
     for _ in range(WARM_UP):
         runner.run()
-    clock.idle()
+        clock.idle()
+        if time.perf_counter() - began > LONGEST_S / 5:
+            break
     first, calls = ws.snapshot(), clock.allocations()
     clock.peak(reset=True)
     runner.run()
@@ -238,7 +244,10 @@ def _in_turn(steps: Mapping[str, Callable[[], object]], rounds: int, clock: Cloc
     taken: dict[str, list[Sample]] = {name: [] for name in steps}
     order, shuffler = list(steps), random.Random(0)
     with collected():
-        for _ in range(rounds):
+        began = time.perf_counter()
+        for done in range(rounds):
+            if done >= LEAST_ROUNDS and time.perf_counter() - began > LONGEST_S:
+                break
             shuffler.shuffle(order)
             for name in order:
                 taken[name].append(sample(steps[name], clock))
