@@ -51,6 +51,12 @@ class WorkspaceConfig:
         "reserve takes this multiple of what was declared",
         lambda value: 1.0 <= value <= 16.0,
     )
+    restorable: bool = setting(
+        False,
+        "true or false",
+        "slabs keep their addresses while the workspace sleeps, so that graphs live through it; "
+        "they are then no memory of the framework's allocator",
+    )
     foreign_captures: Literal["refuse", "query"] = setting(
         "refuse",
         "'refuse' or 'query'",

@@ -20,6 +20,18 @@ class Buffer(Protocol):
     nbytes: int
 
 
+class Mapping(Buffer, Protocol):
+    """Bytes at addresses that stay reserved while there is no memory behind them."""
+
+    mapped: bool
+
+    def unmap(self) -> None:
+        """Give the memory back to the device, which must be idle; what it held is lost."""
+
+    def remap(self) -> None:
+        """Put memory behind the addresses again, with unspecified contents. Raises `OutOfMemory`: nothing changed."""
+
+
 class Graph(Protocol):
     """One instantiated captured graph (one segment of a breakable graph)."""
 
@@ -98,6 +110,21 @@ class Driver(Protocol):
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, stream: int) -> Any:
         """A tensor with a block of its own from the framework's allocator (``torch.empty``), for use on `stream`."""
+
+    def map(self, nbytes: int) -> Mapping:
+        """Bytes straight from the device, for any stream. Raises `OutOfMemory`, and `Unsupported` where it cannot.
+
+        Dropping the last reference gives them back at the next `map`, `trim` or `reclaim`.
+        """
+
+    def reclaim(self) -> None:
+        """Give back the memory of mappings that are gone; blocks the host until the device is idle if there are any."""
+
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        """uint8 [nbytes] of the host, at least one, that the device copies from while the host goes on."""
+
+    def upload(self, host: torch.Tensor, offset: int, tensor: Any, stream: int) -> None:
+        """Enqueue, on a stream, a copy of pinned bytes from an offset on to the whole of a contiguous tensor."""
 
     def record_use(self, tensor: Any, stream: int) -> bool:
         """Tell the framework's allocator that a tensor it owns is used on `stream` (``record_stream``).

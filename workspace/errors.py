@@ -86,6 +86,10 @@ class LockError(WorkspaceError, RuntimeError):
     """The workspace cannot be locked or unlocked now."""
 
 
+class SleepError(WorkspaceError, RuntimeError):
+    """The workspace is asleep, or cannot be put to sleep now."""
+
+
 class CaptureError(WorkspaceError, RuntimeError):
     """Something a capture cannot do safely was refused."""
 

@@ -93,6 +93,10 @@ class Explanations:
         key: Key = (kind, request.owner, call_site(), other, block.site if block is not None else "")
         self._count(key, edge)
 
+    def asleep(self, owner: str, since: str) -> None:
+        """A refusal to an owner by a workspace that sleeps."""
+        self._count(("refusal", owner, call_site(), "", ""), f"asleep since {since}")
+
     def _count(self, key: Key, edge: str) -> Tally:
         tally = self._counts.setdefault(key, [0])
         tally[0] += 1

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from workspace.errors import GraphError
+from workspace.errors import GraphError, WorkspaceError
 from workspace.holding import Footprint
 from workspace.streams import CURRENT, Stream
 
@@ -19,6 +20,11 @@ class Graph:
     """A captured graph: one segment when it is full, more when eager breaks divide it.
 
     Made by `Workspace.capture` or, for a capture begun elsewhere, by `Workspace.adopt`.
+
+    Attributes
+    ----------
+    refusal
+        Why it cannot be replayed though it was captured to its end: error, problem and remedy. None while it can.
     """
 
     def __init__(self, timeline: Timeline, name: str) -> None:
@@ -26,6 +32,7 @@ class Graph:
         self.name = name
         self.released = False
         self.pins: Pins | None = None
+        self.refusal: tuple[type[WorkspaceError], str, str] | None = None
         self._segments: list[DriverGraph | Callable[[], object]] = []
         self._breaks = False
 
@@ -49,6 +56,7 @@ class Graph:
     def bind(self, pins: Pins, segments: list[DriverGraph | Callable[[], object]]) -> None:
         """Take over what a closed capture made."""
         self.pins = pins
+        pins.graph = weakref.ref(self)
         for lane in pins.lanes:
             lane.members.add(self)
         self._segments = segments
@@ -65,7 +73,10 @@ class Graph:
         Raises
         ------
         GraphError
-            The graph is released, its capture has not ended, or it is replayed inside a capture.
+            The graph is released, its capture has not ended, or it is replayed inside a capture; or it was captured
+            before a sleep that gave its bytes away.
+        SleepError
+            The workspace is asleep.
         FootprintBusy
             Another replay of the lane has begun and not ended.
         """
@@ -107,6 +118,9 @@ class Graph:
     def _target(self, stream: object) -> Stream:
         if self.timeline.refusal is not None:
             raise self.timeline.refusal
+        if self.refusal is not None:
+            kind, problem, remedy = self.refusal
+            raise kind(f"graph {self.name!r} {problem}", remedy)
         if self.released or self.pins is None:
             state = "is released" if self.released else "has not been captured to its end"
             raise GraphError(f"graph {self.name!r} {state}", "replay between the end of the capture and release()")

@@ -128,6 +128,7 @@ class Lease(Pinnable):
         timeline = workspace.timeline
         with timeline.lock:
             timeline.ready()
+            workspace.check_open(request.owner)  # it may have fallen asleep while this thread waited for the lock
             stream = workspace.asked(self.asked) if self._state == ASKED else timeline.current()
             provider = workspace.provider
             if not request.nbytes:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from workspace.capture import Capture
     from workspace.driver import Graph as DriverGraph
+    from workspace.graph import Graph
 
 
 class Pins:
@@ -16,6 +18,8 @@ class Pins:
     ----------
     providers
         Identities of the providers whose bytes it uses; none for a graph that is no business of the library.
+    graph
+        The library's graph, where there is one.
     memory
         Tensors of the framework's allocator declared used in the capture.
     raw
@@ -29,12 +33,17 @@ class Pins:
         self.kept = list(capture.kept)
         self.memory = list(capture.memory)
         self.raw = capture.raw
+        self.graph: weakref.ref[Graph] | None = None
         self.providers = {id(provider) for provider in capture.providers} | {id(one.parent) for one in self.kept}
         self._alive = 0
         if self.providers:
             self.timeline.pins.add(self)
         for lane in self.lanes:
             lane.graphs += 1
+
+    def replayable(self) -> Graph | None:
+        """The library's graph; None where there is none, or it has been dropped."""
+        return self.graph() if self.graph is not None else None
 
     def watch(self, graphs: list[DriverGraph]) -> None:
         """Unpin when all of these are destroyed, at once when there are none."""

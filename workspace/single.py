@@ -85,6 +85,7 @@ def lend_single(workspace: Workspace, shape: tuple[int, ...], dtype: torch.dtype
     timeline = workspace.timeline
     with timeline.lock:
         timeline.ready()
+        workspace.check_open(request.owner)
         stream = timeline.current()
         if not request.nbytes:
             return timeline.driver.empty(request.extents[0].shape, dtype, stream.key)
@@ -151,6 +152,10 @@ class Persistent:
             timeline.synchronize(stream)
             self._buffers[name] = tensor
             return tensor
+
+    def held(self) -> dict[str, int]:
+        """Bytes of each buffer by name."""
+        return {name: tensor.numel() * tensor.element_size() for name, tensor in self._buffers.items()}
 
     def clear(self) -> None:
         """Let go of them once the device is idle: their uses were declared to nobody."""

@@ -36,6 +36,10 @@ class Snapshot:
     fences, elided, growths
         Fences made on the device's timeline; uses on other streams that the clocks showed ordered; slabs obtained
         after the reservation.
+    asleep
+        Whether the workspace sleeps.
+    persistent, staging
+        Bytes of persistent buffers on the device, and of pinned memory of the host, by name; those of owners included.
     """
 
     strategy: str
@@ -51,6 +55,9 @@ class Snapshot:
     fences: int
     elided: int
     growths: int
+    asleep: bool
+    persistent: dict[str, int]
+    staging: dict[str, int]
 
 
 def take_snapshot(workspace: Workspace) -> Snapshot:
@@ -62,6 +69,7 @@ def take_snapshot(workspace: Workspace) -> Snapshot:
     else:
         owners, peak = _on_loan(workspace), 0
     lanes: dict[str, int] = getattr(workspace.strategy_object, "lanes", dict)()
+    persistent, staging = workspace.buffers()
     return Snapshot(
         strategy=workspace.strategy,
         allocated=held.allocated,
@@ -76,6 +84,9 @@ def take_snapshot(workspace: Workspace) -> Snapshot:
         fences=workspace.timeline.fences,
         elided=getattr(workspace.strategy_object, "elided", 0),
         growths=held.growths,
+        asleep=workspace.asleep,
+        persistent=persistent,
+        staging=staging,
     )
 
 

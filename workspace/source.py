@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, cast
 
 from workspace.block import Slab, pinned_owners
+from workspace.driver import Buffer, Mapping
 from workspace.errors import CapacityError
 from workspace.layout import ALIGNMENT, round_up
 from workspace.streams import Stream
@@ -37,14 +38,24 @@ class Source(Protocol):
 
 
 class DriverSource:
-    """Slabs as ordinary allocations of the framework's allocator, made outside captures."""
+    """Slabs as ordinary allocations of the framework's allocator, made outside captures.
+
+    Attributes
+    ----------
+    restorable
+        Slabs come straight from the device instead, and their addresses can do without memory for a while.
+    viewed
+        Owners of the views for whose sake slabs keep their memory meanwhile.
+    """
 
     fixed = False
 
-    def __init__(self, timeline: Timeline, granularity: int, capacity: int | None) -> None:
+    def __init__(self, timeline: Timeline, granularity: int, capacity: int | None, restorable: bool = False) -> None:
         self.timeline = timeline
         self.granularity = granularity
         self.capacity = capacity
+        self.restorable = restorable
+        self.viewed: tuple[str, ...] = ()
         self.held = 0
         self.peak = 0
         self.retired: dict[int, tuple[int, tuple[str, ...]]] = {}
@@ -64,13 +75,17 @@ class DriverSource:
         wanted = round_up(nbytes, self.granularity)
         if self.capacity is not None:
             wanted = max(nbytes, min(wanted, self.capacity - self.reserved))
-        slab = Slab.over(self.timeline.driver.alloc(wanted, stream.key))
+        slab = Slab.over(self._allocate(wanted, stream))
         if slab.nbytes < nbytes:
             # The allocator's base was not aligned: ask for the slack too, once.
-            slab = Slab.over(self.timeline.driver.alloc(wanted + ALIGNMENT, stream.key))
+            slab = Slab.over(self._allocate(wanted + ALIGNMENT, stream))
         self.held += slab.buffer.nbytes
         self.peak = max(self.peak, self.reserved)
         return slab
+
+    def _allocate(self, nbytes: int, stream: Stream) -> Buffer:
+        driver = self.timeline.driver
+        return driver.map(nbytes) if self.restorable else driver.alloc(nbytes, stream.key)
 
     def extend(self, slab: Slab, nbytes: int) -> int:
         return 0
@@ -84,18 +99,60 @@ class DriverSource:
         if not self.timeline.settle(slab.first):
             return False
         owners = tuple(pinned_owners(slab))
-        buffer, nbytes = slab.buffer, slab.buffer.nbytes
+        buffer = slab.buffer
+        nbytes = buffer.nbytes if not self.restorable or _mapping(slab).mapped else 0
         self.held -= nbytes
         serial = next(self._serial)
         self.retired[serial] = (nbytes, owners)
         weakref.finalize(buffer, _unretire, self.timeline.later, self.retired, serial)
         del slab.buffer, buffer
+        if self.restorable:
+            self.timeline.driver.reclaim()
         self.timeline.drain()
         return True
+
+    # -- sleep -----------------------------------------------------------------------------------------------
+    def unmap(self, slabs: list[Slab]) -> int:
+        """Take the memory from behind slabs, except those that somebody still views; returns the bytes.
+
+        The device must be idle.
+        """
+        viewed: set[str] = set()
+        given = 0
+        for slab in slabs:
+            owners = pinned_owners(slab)
+            viewed.update(owners)
+            if not owners:
+                _mapping(slab).unmap()
+                given += slab.buffer.nbytes
+        self.viewed = tuple(sorted(viewed))
+        self.held -= given
+        return given
+
+    def remap(self, slabs: list[Slab]) -> int:
+        """Put memory behind slabs again; returns the bytes. Raises `CapacityError`, with all as it was."""
+        taken: list[Slab] = []
+        try:
+            for slab in slabs:
+                if not _mapping(slab).mapped:
+                    _mapping(slab).remap()
+                    taken.append(slab)
+        except CapacityError:
+            for slab in taken:
+                _mapping(slab).unmap()
+            raise
+        self.viewed = ()
+        nbytes = sum(slab.buffer.nbytes for slab in taken)
+        self.held += nbytes
+        return nbytes
 
     def release_cached(self) -> None:
         if not self.timeline.captures:
             self.timeline.driver.trim()
+
+
+def _mapping(slab: Slab) -> Mapping:
+    return cast(Mapping, slab.buffer)
 
 
 def _unretire(

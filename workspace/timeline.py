@@ -302,9 +302,14 @@ class Timeline:
                 if owner.capture is not None or self.driver.capture_of(owner.key):
                     return False
                 event = owner.last if owner.last and owner.last.epoch >= epoch else self.record(owner)
-            self._call(self.driver.synchronize_event, event.handle)
-            self.clocks.complete(event.covered)
+            self.await_event(event)
         return True
+
+    def await_event(self, event: Event) -> None:
+        """Block the host until what an event covers is over. For events that nobody records anew meanwhile."""
+        self._call(self.driver.synchronize_event, event.handle)
+        with self.lock:
+            self.clocks.complete(event.covered)
 
     def synchronize(self, stream: Stream | None = None) -> None:
         """Block the host until a stream, or with None the device, is idle; the clocks remember it.

@@ -21,8 +21,10 @@ from workspace.errors import (
     GradModeError,
     GraphError,
     LateUse,
+    LayoutError,
     LockError,
     ProcessError,
+    SleepError,
     StreamError,
     WorkspaceError,
 )
@@ -36,7 +38,9 @@ from workspace.provider import WorkspaceProvider
 from workspace.request import Request
 from workspace.reservation import Reservation
 from workspace.single import Persistent, Single, fake_mode, lend_single
+from workspace.sleep import put_to_sleep, wake_up
 from workspace.snapshot import Snapshot, take_snapshot
+from workspace.staging import Staging
 from workspace.streams import CURRENT, Stream
 from workspace.timeline import Timeline
 
@@ -76,6 +80,8 @@ class Workspace:
         The settings.
     closed
         Whether `close` has been called.
+    asleep_since
+        Where `sleep` was called, empty while the workspace is awake.
     driver, device
         The seam, and the device tensors land on (a `workspace.simulated.Device`, or a `torch.device`).
     """
@@ -114,7 +120,9 @@ class Workspace:
         # that is the root's is the root's to close.
         finish = partial(_finish, timeline, self._persistent, strategy if root is None else None)
         weakref.finalize(self, timeline.later, finish).atexit = False
+        self._stagings: dict[str, Staging] = {}
         self._locked = False
+        self.asleep_since = ""
         self.closed = False
 
     def __repr__(self) -> str:
@@ -206,8 +214,8 @@ class Workspace:
         Costs about a ``torch.empty``: for accounting and lifetime, not for speed. Uses on other streams are declared
         with `use`.
         """
-        self._check_open()
         argument.shape(shape)
+        self.check_open(self.owned(owner))
         if torch.is_grad_enabled():
             self._refuse_grad()
         return lend_single(self, shape, dtype, owner)
@@ -217,14 +225,39 @@ class Workspace:
 
         The first request blocks the host until it is zero, and is refused inside a capture.
         """
-        self._check_open()
+        self.check_open()
         argument.name("name", name)
         argument.shape(shape)
         return self._persistent.get(name, shape, dtype)
 
+    def staging(self, name: str, nbytes: int, *, slots: int = 2) -> Staging:
+        """Pinned host memory of that name: a ring of slots for copies to the device that the host does not wait for.
+
+        A slot is filled again only when the copies out of it are over; see `Staging.fill`. It lives as long as the
+        workspace, asleep or awake.
+
+        Parameters
+        ----------
+        nbytes
+            Size of each slot, the same for each call of the name.
+        slots
+            How many copies may be under way before the host waits for the oldest.
+        """
+        self.check_open()
+        argument.name("name", name)
+        argument.integer("nbytes", nbytes, least=1)
+        argument.integer("slots", slots, least=1)
+        with self.timeline.lock:
+            found = self._stagings.get(name)
+            if found is None:
+                found = self._stagings[name] = Staging(self.timeline, name, nbytes, slots)
+            if (found.nbytes, found.slots) != (nbytes, slots):
+                raise LayoutError(f"{found!r} is asked for as {slots} of {nbytes}", "use one size for each name")
+        return found
+
     def _request(self, layout: Layout, zero: bool, dims: dict[str, int]) -> Request:
-        self._check_open()
         argument.layout(layout)
+        self.check_open(self.owned(layout.name))
         resolved = layout.resolve(**dims)
         found = self._resolved.get((resolved, zero))
         if found is None:
@@ -255,7 +288,7 @@ class Workspace:
     # -- called by leases --------------------------------------------------------------------------------------
     def lends_fake(self, lease: Lease) -> bool:
         """Refusals of an acquire; under FakeTensor the lease gets fake tensors (True)."""
-        self._check_open()
+        self.check_open(lease.request.owner)
         if fake_mode():
             device = self.driver.device
             fakes = [torch.empty(one.shape, dtype=one.dtype, device=device) for one in lease.request.extents]
@@ -403,7 +436,7 @@ class Workspace:
 
         `lane` (omitted: the thread's slot): graphs of a lane share one footprint, so their replays must not interleave.
         """
-        self._check_open()
+        self.check_open()
         return GraphCapture(self.timeline, self.provider, self._lane(lane))
 
     def _lane(self, lane: str | None) -> str:
@@ -479,7 +512,7 @@ class Workspace:
         """
         timeline = self.timeline
         with timeline.lock:
-            self._check_open()
+            self.check_open()
             timeline.ready()
             if timeline.current().capture is not None:
                 raise CaptureError("reserve() inside a capture", "reserve before the capture begins")
@@ -523,6 +556,101 @@ class Workspace:
     def locked(self) -> bool:
         return self._locked if self._root is None else self._root.locked
 
+    # -- sleep -----------------------------------------------------------------------------------------------
+    def sleep(self) -> int:
+        """Give the memory of all slabs back to the device until `wake`; returns the bytes. Twice is no error.
+
+        Blocks the host until the device is idle. Contents are lost. Asleep, nothing is lent: acquires and replays raise
+        `SleepError`. Persistent buffers, pinned staging memory, and slabs that a view of a released lease keeps alive
+        stay; ``snapshot()`` lists them by name. Strategies without slabs have nothing to give back.
+
+        With ``restorable`` set, slabs keep their addresses, and graphs are valid again after `wake`. Without, graphs
+        that use bytes of the workspace are destroyed; with and without, so are those that read leases of before their
+        capture. Replaying one is a `GraphError` from then on. Graphs that are replayed without the library's knowledge
+        must not be replayed while the workspace sleeps.
+
+        An owner that shares its workspace's strategy puts that workspace to sleep; owners with strategies of their own
+        sleep with their workspace.
+
+        Raises
+        ------
+        SleepError
+            Leases, single tensors or replays are under way, a capture is open, or a graph would lose its bytes whose
+            replay the library cannot refuse. Nothing has changed.
+        """
+        if self._root is not None:
+            return self._root.sleep()
+        self._await_graphs()
+        timeline = self.timeline
+        with timeline.lock:
+            if self.closed:
+                raise WorkspaceError(f"{self!r} is closed", "create another")
+            timeline.ready()
+            timeline.settle_releases()
+            awake = [one for one in (self, *self._own_children()) if not one.closed and not one.asleep]
+            return put_to_sleep(awake) if awake else 0
+
+    def wake(self) -> int:
+        """Take as much memory as `sleep` gave back; returns the bytes. Of a workspace that is awake, no error.
+
+        Raises
+        ------
+        CapacityError
+            The device has not got as much (`OutOfMemory`); the workspace sleeps on.
+        CaptureError
+            The current stream captures.
+        """
+        if self._root is not None:
+            return self._root.wake()
+        timeline = self.timeline
+        with timeline.lock:
+            timeline.ready()
+            asleep = [one for one in (self, *self._own_children()) if not one.closed and one.asleep]
+            if asleep and timeline.current().capture is not None:
+                raise CaptureError("wake() inside a capture", "wake before the capture begins")
+            return wake_up(asleep) if asleep else 0
+
+    @property
+    def asleep(self) -> bool:
+        """Whether it sleeps, with the workspace whose strategy it shares."""
+        return bool(self.asleep_since) if self._root is None else self._root.asleep
+
+    def check_open(self, owner: str = "") -> None:
+        """Raise what stands against lending anything to an owner, `SleepError` while asleep."""
+        if self.closed:
+            raise WorkspaceError(f"{self!r} is closed", "create another")
+        if self.timeline.refusal is not None:
+            raise self.timeline.refusal
+        if self.asleep:
+            since = self._sleeping_since()
+            with self.timeline.lock:
+                self.timeline.explanations.asleep(owner or repr(self), since)
+            asks = f"{owner} asks {self!r}, which" if owner else repr(self)
+            raise SleepError(f"{asks} is asleep since {since}", "call ws.wake() first", since=since)
+
+    def _sleeping_since(self) -> str:
+        return self.asleep_since if self._root is None else self._root._sleeping_since()
+
+    def buffers(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Bytes of persistent buffers, and of pinned memory, by name; those of owners included."""
+        persistent = {self.owned(name): nbytes for name, nbytes in self._persistent.held().items()}
+        staging = {self.owned(name): one.nbytes * one.slots for name, one in self._stagings.items()}
+        for child in self.children.values():
+            if not child.closed:
+                for found, more in zip((persistent, staging), child.buffers(), strict=True):
+                    found.update(more)
+        return persistent, staging
+
+    def forget_requests(self) -> None:
+        """Make every lease take the long way, once, to learn whether it may begin."""
+        for request in self._resolved.values():
+            request.direct = False
+            request.resolved.layout.latest = None
+            if not request.nbytes:
+                request.shelves.clear()  # what no provider knows of is on them
+        self._resolved.clear()
+        self._requests.clear()
+
     def trim(self) -> int:
         """Give idle slabs back to the framework's allocator and empty its cache; returns the bytes given back."""
         with self.timeline.lock:
@@ -558,7 +686,7 @@ class Workspace:
     # -- owners and end ----------------------------------------------------------------------------------------
     def owner(self, name: str) -> Workspace:
         """The workspace of one owner, on the same timeline; its own strategy where the setting `owners` names one."""
-        self._check_open()
+        self.check_open()
         argument.name("owner", name)
         with self.timeline.lock:
             found = self.children.get(name)
@@ -597,6 +725,9 @@ class Workspace:
         for child in self.children.values():
             child._end()
         self._persistent.clear()
+        for staging in self._stagings.values():
+            staging.settle()
+        self._stagings.clear()
         if self._root is None:
             self.provider.close()
         self.closed = True
@@ -636,12 +767,6 @@ class Workspace:
     def __exit__(self, *exception: object) -> None:
         if exception[0] is None:
             self.close()
-
-    def _check_open(self) -> None:
-        if self.closed:
-            raise WorkspaceError(f"{self!r} is closed", "create another")
-        if self.timeline.refusal is not None:
-            raise self.timeline.refusal
 
     def __reduce__(self) -> Any:
         raise ProcessError(

@@ -13,6 +13,7 @@ from workspace.cuda.events import Events
 from workspace.cuda.graph import CapturedGraph
 from workspace.cuda.graphs import Graphs
 from workspace.cuda.libcuda import LibCuda
+from workspace.cuda.mapping import Mapping, Mappings
 from workspace.cuda.memory import DeviceBuffer, Memory
 from workspace.cuda.streams import Streams
 from workspace.cuda.verbs import hot_verbs
@@ -48,6 +49,8 @@ class CudaDriver:
         context = _primary_context(lib, index)
         self._index = index
         self._lib = lib
+        self._context = context
+        self._mappings: Mappings | None = None
         self._streams = Streams(lib, index, context)
         self._several = torch.cuda.device_count() > 1
         self._events = Events(lib, self._streams, context, self._several)
@@ -150,11 +153,38 @@ class CudaDriver:
         address: int = tensor.data_ptr()
         return address
 
+    def map(self, nbytes: int) -> Mapping:
+        self.reclaim()
+        return self._mapped().map(nbytes)
+
+    def reclaim(self) -> None:
+        # To wait for the device would break a capture in progress.
+        if self._mappings is not None and not self._graphs.capturing:
+            self._mappings.reclaim()
+
+    def _mapped(self) -> Mappings:
+        if self._mappings is None:
+            arguments = self._lib, self._index, self._context
+            self._mappings = Mappings(*arguments, self.synchronize, self._trim_cache, self._memory.out_of_memory)
+        return self._mappings
+
+    def _trim_cache(self) -> None:
+        if not self._graphs.capturing:
+            self._memory.trim(False)
+
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        return self._memory.pinned(nbytes)
+
+    def upload(self, host: torch.Tensor, offset: int, tensor: Any, stream: int) -> None:
+        with self._graphs.on(stream):
+            self._memory.upload(host, offset, self.address_of(tensor), tensor.nbytes)
+
     def owner_of(self, address: int, nbytes: int, owner: str) -> None:
         """CUDA keeps no access log."""
 
     def trim(self) -> None:
         self._graphs.releases.poll()
+        self.reclaim()
         self._memory.trim(self._graphs.capturing)
 
     # -- captures and graphs ---------------------------------------------------------------------------------

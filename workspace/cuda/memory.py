@@ -42,6 +42,16 @@ class DeviceBuffer:
         self._bytes.record_stream(stream)
 
 
+class _Place:
+    """Device bytes that are somebody else's, who keeps them alive."""
+
+    __slots__ = ("address", "nbytes")
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.address = address
+        self.nbytes = nbytes
+
+
 class _Death(weakref.ref):
     """Reference to a storage that keeps its buffer alive and knows whom to tell when the storage dies.
 
@@ -96,7 +106,7 @@ class Memory:
                     return torch.empty(shape, dtype=dtype, device=self._device)
             return torch.empty(shape, dtype=dtype, device=self._device)
         except torch.OutOfMemoryError as error:
-            raise self._out_of_memory(math.prod(shape) * dtype.itemsize, error) from error
+            raise self.out_of_memory(math.prod(shape) * dtype.itemsize, error) from error
         except RuntimeError as error:
             raise torch_failure(error, "torch.empty", shape=shape, dtype=dtype, device=self._device) from error
 
@@ -110,13 +120,31 @@ class Memory:
             raise torch_failure(error, "Tensor.cpu", nbytes=nbytes) from error
         return ctypes.string_at(copied.data_ptr(), nbytes) if nbytes else b""
 
-    def _out_of_memory(self, nbytes: int, error: Exception) -> OutOfMemory:
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        """uint8 [nbytes] of page-locked host memory, which torch reuses only when the copies it knows of are over."""
+        try:
+            with torch.inference_mode(False), self._lib.relaxed():
+                return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        except RuntimeError as error:
+            raise torch_failure(error, "torch.empty", nbytes=nbytes, pin_memory=True) from error
+
+    def upload(self, host: torch.Tensor, offset: int, address: int, nbytes: int) -> None:
+        """Copy pinned bytes to the device, on the calling thread's current stream, while the host goes on."""
+        place = self.tensor(_Place(address, nbytes), 0, (nbytes,), torch.uint8, None)
+        try:
+            with torch.no_grad():
+                place.copy_(host[offset : offset + nbytes], non_blocking=True)
+        except RuntimeError as error:
+            raise torch_failure(error, "Tensor.copy_", address=hex(address), nbytes=nbytes) from error
+
+    def out_of_memory(self, nbytes: int, error: Exception | None = None) -> OutOfMemory:
         free = total = -1
         try:
             with self._lib.relaxed():
                 free, total = torch.cuda.mem_get_info(self._device)
         except RuntimeError as unknown:  # the figures are a courtesy: the refusal stands without them
-            error.add_note(f"free memory is unknown: {unknown}")
+            if error is not None:
+                error.add_note(f"free memory is unknown: {unknown}")
         return OutOfMemory(
             f"{nbytes} bytes asked of {self._device}, {free} of {total} bytes free on it",
             "reserve less, set a capacity, release what other owners hold, or retry with ws.retry_on_oom",

@@ -35,6 +35,8 @@ from workspace.simulated.ranges import ranges_of
 from workspace.simulated.schedule import Random, Schedule
 
 if TYPE_CHECKING:
+    import torch
+
     from workspace.simulated.executor import Executor
     from workspace.simulated.threads import Presence
 
@@ -143,6 +145,14 @@ class Device(Capturing):
                 state = self.state(stream)
                 fill = self.memory.fill(address, nbytes, value)
                 self.submit(state, "memset", "memset", (), ((address, nbytes),), fill)
+
+    def upload(self, host: torch.Tensor, offset: int, address: int, nbytes: int, stream: int | None = None) -> None:
+        """Enqueue a copy of bytes of host memory, which it reads when it runs."""
+        with self.lock:
+            self.counters["upload"] += 1
+            if nbytes:
+                move = self.memory.move(host, offset, address, nbytes)
+                self.submit(self.state(stream), "upload", "upload", (), ((address, nbytes),), move)
 
     def drain(self, until: Node | Callable[[], bool] | int | None = None, schedule: Schedule | None = None) -> None:
         """Let the device run until a node is done, a stream (key) is idle, a condition holds, or to the end.

@@ -9,6 +9,7 @@ import torch
 
 from workspace.errors import StreamError
 from workspace.simulated.graph import SimulatedGraph
+from workspace.simulated.memory import host_bytes
 from workspace.simulated.streams import FIRST_HANDLE, Stream
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class SimulatedDriver:
         self.tensor = simulated.tensor
         self.owner_of = simulated.label_range
         self.trim = simulated.empty_cache
+        self.map = simulated.map
+        self.reclaim = simulated.reclaim
         self.end_capture = simulated.end_capture
         self.abort_capture = simulated.abort_capture
         self.watch_captures = simulated.watch_captures
@@ -112,6 +115,13 @@ class SimulatedDriver:
 
     def record_use(self, tensor: Any, stream: int) -> bool:
         return self.simulated.record_stream(tensor, stream)
+
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        """Any memory of the host: the device copies when its schedule says so."""
+        return host_bytes(nbytes)
+
+    def upload(self, host: torch.Tensor, offset: int, tensor: Any, stream: int) -> None:
+        self.simulated.upload(host, offset, tensor.data_ptr(), tensor.numel() * tensor.element_size(), stream)
 
     def read(self, buffer: Any, offset: int, nbytes: int) -> bytes:
         """Bytes of a buffer after the device has gone idle. Raises `Unsupported` for virtual memory."""

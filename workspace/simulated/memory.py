@@ -18,6 +18,9 @@ from workspace.simulated.virtual import VirtualTensor
 Kind = Literal["host", "virtual"]
 VIRTUAL_BASE = 1 << 44
 VIRTUAL_ALIGNMENT = 2 << 20
+LOST = 0xDD
+"""What bytes hold whose memory was given back and taken anew."""
+
 CPU = torch.device("cpu")
 
 
@@ -40,24 +43,19 @@ class Memory:
         self.capacity = capacity
         self.used = 0
         self._sizes: dict[int, int] = {}
+        self._unmapped: set[int] = set()
         self._arenas: dict[int, torch.Tensor] = {}
         self._bases: list[int] = []
         self._next = VIRTUAL_BASE
 
     def malloc(self, nbytes: int) -> int:
         """Address of a new segment. Raises `OutOfMemory`."""
-        if self.capacity is not None and self.used + nbytes > self.capacity:
-            raise OutOfMemory(
-                f"{nbytes} bytes were asked for, {self.capacity - self.used} of {self.capacity} are left",
-                "trim cached memory, lower the load, or give the simulated device more capacity",
-                asked=nbytes,
-                left=self.capacity - self.used,
-            )
+        self._room_for(nbytes)
         if self.kind == "virtual":
             address = self._next
             self._next += -(-nbytes // VIRTUAL_ALIGNMENT) * VIRTUAL_ALIGNMENT
         else:
-            arena = torch.frombuffer(_map(nbytes), dtype=torch.uint8)
+            arena = host_bytes(nbytes)
             address = arena.data_ptr()
             self._arenas[address] = arena
         self._sizes[address] = nbytes
@@ -65,15 +63,44 @@ class Memory:
         self.used += nbytes
         return address
 
+    def _room_for(self, nbytes: int) -> None:
+        if self.capacity is not None and self.used + nbytes > self.capacity:
+            raise OutOfMemory(
+                f"{nbytes} bytes were asked for, {self.capacity - self.used} of {self.capacity} are left",
+                "trim cached memory, lower the load, or give the simulated device more capacity",
+                asked=nbytes,
+                left=self.capacity - self.used,
+            )
+
     def free(self, address: int) -> int:
         """Give a segment back; return its size."""
         nbytes = self._sizes.pop(address, None)
         if nbytes is None:
             raise DeviceError(f"{address:#x} is not the address of a segment", "free what malloc returned, once")
         self._arenas.pop(address, None)
-        self._bases.remove(address)
-        self.used -= nbytes
+        if address in self._unmapped:
+            self._unmapped.discard(address)
+        else:
+            self._bases.remove(address)
+            self.used -= nbytes
         return nbytes
+
+    def unmap(self, address: int) -> int:
+        """Give back the memory of a segment, and keep its addresses; return its size."""
+        self._bases.remove(address)
+        self._unmapped.add(address)
+        self.used -= self._sizes[address]
+        return self._sizes[address]
+
+    def remap(self, address: int) -> None:
+        """Put memory behind a segment's addresses again, which holds other bytes than before. Raises `OutOfMemory`."""
+        nbytes = self._sizes[address]
+        self._room_for(nbytes)
+        self._unmapped.remove(address)
+        self._bases.insert(bisect_right(self._bases, address), address)
+        self.used += nbytes
+        if self.kind == "host":
+            ctypes.memset(address, LOST, nbytes)
 
     def segment_of(self, address: int, nbytes: int = 1) -> int | None:
         """Base of the live segment that holds ``[address, address + nbytes)``, None if no segment does."""
@@ -117,22 +144,40 @@ class Memory:
 
     def fill(self, address: int, nbytes: int, value: int) -> Callable[[], None] | None:
         """A function that fills bytes of a segment, keeping the segment alive; None for virtual memory."""
+        segment = self._alive(address, nbytes)
+        return None if segment is None else partial(_fill, segment, address, nbytes, value)
+
+    def move(self, host: torch.Tensor, offset: int, address: int, nbytes: int) -> Callable[[], None] | None:
+        """A function that copies bytes of host memory to a segment; None for virtual memory."""
+        segment = self._alive(address, nbytes)
+        return None if segment is None else partial(_move, segment, address, host, offset, nbytes)
+
+    def _alive(self, address: int, nbytes: int) -> torch.Tensor | None:
+        """The host segment that holds some bytes; None for virtual memory."""
         base = self.segment_of(address, nbytes)
         if base is None:
             raise DeviceError(
                 f"[{address:#x}, +{nbytes}) lies in no live segment of the device",
-                "fill bytes that the device allocated and has not freed",
+                "write bytes that the device allocated and has not freed",
                 address=address,
                 nbytes=nbytes,
             )
-        if self.kind == "virtual":
-            return None
-        return partial(_fill, self._arenas[base], address, nbytes, value)
+        return None if self.kind == "virtual" else self._arenas[base]
 
 
 def _fill(segment: torch.Tensor, address: int, nbytes: int, value: int) -> None:
     """`segment` is held so that its bytes stay mapped until this has run, even if it was freed meanwhile."""
     ctypes.memset(address, value, nbytes)
+
+
+def _move(segment: torch.Tensor, address: int, host: torch.Tensor, offset: int, nbytes: int) -> None:
+    """`segment` as in `_fill`; the host's bytes are those of the moment this runs."""
+    ctypes.memmove(address, host.data_ptr() + offset, nbytes)
+
+
+def host_bytes(nbytes: int) -> torch.Tensor:
+    """uint8 [nbytes] of the host, at least one."""
+    return torch.frombuffer(_map(nbytes), dtype=torch.uint8)
 
 
 def _dead(keep: Any, on_death: Callable[[], None] | None) -> None:

@@ -28,7 +28,7 @@ class Node:
     tick
         Its number among all operations the host enqueued or captured.
     kind
-        ``launch``, ``record``, ``wait``, ``memset`` or ``graph``.
+        ``launch``, ``record``, ``wait``, ``memset``, ``upload`` or ``graph``.
     fn
         Runs when the node runs; dropped afterwards, so that a finished node keeps nothing alive.
     reads, writes

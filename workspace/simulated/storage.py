@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from workspace.errors import DeviceError, Unsupported
+from workspace.errors import DeviceError, OutOfMemory, Unsupported
 from workspace.simulated.allocator import CachingAllocator
 from workspace.simulated.blocks import Block
 from workspace.simulated.buffer import Buffer
 from workspace.simulated.events import Stamp
+from workspace.simulated.mapping import Mapping
 from workspace.simulated.memory import Kind, Memory
 from workspace.simulated.ordering import Ordering
 from workspace.simulated.statistics import Statistics
@@ -25,6 +27,7 @@ class Storage(Ordering):
         super().__init__(*engine)
         self.memory = Memory(memory, capacity)
         self.allocator = CachingAllocator(self)
+        self._gone: deque[int] = deque()
 
     def alloc(self, nbytes: int, stream: int | None = None) -> Buffer:
         """Bytes from the caching allocator for a stream; in a capture, from its private pool."""
@@ -99,6 +102,7 @@ class Storage(Ordering):
         """Return cached segments to the device."""
         with self.lock:
             self.counters["empty_cache"] += 1
+            self.reclaim()
             self.allocator.empty_cache()
 
     def malloc(self, nbytes: int) -> int:
@@ -112,6 +116,41 @@ class Storage(Ordering):
         with self.lock:
             self.captures.refuse_unsafe("free")
             self.cuda_free(address)
+
+    def map(self, nbytes: int) -> Mapping:
+        """A segment of the device whose memory can be given back and taken anew at the same addresses."""
+        with self.lock:
+            self.counters["map"] += 1
+            self.reclaim()
+            return Mapping(self, self._or_without_cache(lambda: self.cuda_malloc(nbytes)), nbytes, self._gone.append)
+
+    def unmap(self, address: int) -> None:
+        """Give back the memory of a mapping; the device finishes its work first, and the bytes' history ends."""
+        with self.lock:
+            self.counters["unmap"] += 1
+            self.queue.drain()
+            nbytes = self.memory.unmap(address)
+            if self.judge is not None:
+                self.judge.log.forget(address, address + nbytes)
+
+    def remap(self, address: int) -> None:
+        """Put memory behind the addresses of a mapping again. Raises `OutOfMemory`."""
+        with self.lock:
+            self.counters["remap"] += 1
+            self._or_without_cache(lambda: self.memory.remap(address))
+
+    def reclaim(self) -> None:
+        """Give back the mappings whose last reference has died."""
+        with self.lock:
+            while self._gone:
+                self.cuda_free(self._gone.popleft())
+
+    def _or_without_cache(self, take: Callable[[], Any]) -> Any:
+        try:
+            return take()
+        except OutOfMemory:
+            self.allocator.empty_cache()
+        return take()
 
     @property
     def statistics(self) -> Statistics:

@@ -38,7 +38,7 @@ class Pooled:
     def __init__(self, timeline: Timeline, config: WorkspaceConfig, source: Source | None = None) -> None:
         self.timeline = timeline
         self.config = config
-        self.source = source or DriverSource(timeline, config.granularity, config.capacity)
+        self.source = source or DriverSource(timeline, config.granularity, config.capacity, config.restorable)
         self.pool = Pool(timeline, self.source, self.home)
         self.locked = False
         self._may_fence = "fence" in config.policy
@@ -46,6 +46,7 @@ class Pooled:
         self._may_grow = self.source.fixed or "grow" in config.policy
         self._settle_handover()
         self._lanes = Lanes(timeline, self)
+        self._asleep: list[int] = []
         self.growths = 0
 
     @property
@@ -287,6 +288,35 @@ class Pooled:
         # What a locked workspace gives up it could not get back.
         return 0 if self.locked else self.pool.give_up_idle()
 
+    # -- sleep -----------------------------------------------------------------------------------------------
+    def quiesce(self) -> int:
+        """See `workspace.sleep.Sleeper`."""
+        self.pool.consolidate()
+        return self.pool.taken
+
+    def sleep(self) -> int:
+        if isinstance(self.source, DriverSource) and self.source.restorable:
+            return self.source.unmap(self.pool.slabs)
+        before = list(self.pool.slabs)
+        given = self.pool.give_up_idle()
+        self._asleep = [slab.nbytes for slab in before if slab not in self.pool.slabs]
+        return given
+
+    def wake(self) -> int:
+        if isinstance(self.source, DriverSource) and self.source.restorable:
+            return self.source.remap(self.pool.slabs)
+        stream = self.timeline.current()
+        try:
+            for nbytes in self._asleep:
+                slab = self.source.obtain(nbytes, stream)
+                slab.first.home = self.home(stream)
+                self.pool.adopt([slab])
+        except CapacityError:
+            self.pool.give_up_idle()
+            raise
+        taken, self._asleep = sum(self._asleep), []
+        return taken
+
     def held(self) -> Held:
         slabs = tuple(slab.nbytes for slab in self.pool.slabs)
         if not isinstance(self.source, DriverSource):
@@ -297,7 +327,7 @@ class Pooled:
             reserved=self.source.reserved,
             peak_reserved=self.source.peak,
             retired=sum(nbytes for nbytes, _ in retired),
-            pinned=tuple(sorted({owner for _, owners in retired for owner in owners})),
+            pinned=tuple(sorted({*self.source.viewed, *(owner for _, owners in retired for owner in owners)})),
             slabs=slabs,
             growths=self.growths,
         )

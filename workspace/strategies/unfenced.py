@@ -32,8 +32,9 @@ class Unfenced:
 
     def __init__(self, timeline: Timeline, config: WorkspaceConfig) -> None:
         self.timeline = timeline
-        self.source = DriverSource(timeline, config.granularity, config.capacity)
+        self.source = DriverSource(timeline, config.granularity, config.capacity, config.restorable)
         self._places: dict[str, Slab] = {}
+        self._asleep: dict[str, int] = {}
         self._views: dict[Request, list[Any]] = {}
         self._shelves: set[Shelf] = set()
         self._blocks: set[Block] = set()
@@ -138,13 +139,44 @@ class Unfenced:
     def trim(self) -> int:
         return 0
 
+    def quiesce(self) -> int:
+        """See `workspace.sleep.Sleeper`."""
+        self._forget_views()
+        self._discard(self._replaced)
+        return self._taken
+
+    def sleep(self) -> int:
+        slabs = list(self._places.values())
+        if self.source.restorable:
+            return self.source.unmap(slabs)
+        self._asleep = {name: slab.nbytes for name, slab in self._places.items()}
+        for slab in slabs:
+            self.source.give_up(slab)
+        self._places = {}
+        return sum(self._asleep.values())
+
+    def wake(self) -> int:
+        if self.source.restorable:
+            return self.source.remap(list(self._places.values()))
+        stream = self.timeline.current()
+        try:
+            for name, nbytes in self._asleep.items():
+                self._places[name] = self.source.obtain(nbytes, stream)
+        except CapacityError:
+            for slab in self._places.values():
+                self.source.give_up(slab)
+            self._places = {}
+            raise
+        taken, self._asleep = sum(self._asleep.values()), {}
+        return taken
+
     def held(self) -> Held:
         self._discard(self._replaced)
         slabs = tuple(slab.nbytes for slab in self._places.values())
         shelved = sum(block.nbytes for shelf in self._shelves for block in list(shelf))
         return Held(
-            allocated=self._taken - shelved, reserved=self.source.reserved,
-            peak_reserved=self.source.peak, slabs=slabs, growths=self.growths,
+            allocated=self._taken - shelved, reserved=self.source.reserved, peak_reserved=self.source.peak,
+            retired=sum(nbytes for nbytes, _ in self.source.retired.values()), slabs=slabs, growths=self.growths,
         )  # fmt: skip
 
     def close(self) -> None:

@@ -1,0 +1,190 @@
+"""Sleep: a workspace gives its memory back to the device, and takes as much again when it wakes.
+
+What is asleep lends nothing. With ``restorable`` slabs graphs live through it, because addresses stay reserved while
+there is no memory behind them; otherwise those whose bytes go are destroyed, and say so when they are replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from workspace.errors import CapacityError, GraphError, SleepError
+from workspace.explain import call_site
+from workspace.lazy import LazyLease
+from workspace.lease import Lease
+from workspace.single import Single
+from workspace.snapshot import take_snapshot
+
+if TYPE_CHECKING:
+    from workspace.graph import Graph
+    from workspace.holding import Pinnable
+    from workspace.pins import Pins
+    from workspace.workspace import Workspace
+
+
+@runtime_checkable
+class Sleeper(Protocol):
+    """What a strategy with slabs offers beside `WorkspaceProvider`; one without has no memory to give back.
+
+    Every method is called with the timeline's lock held, outside captures.
+    """
+
+    def quiesce(self) -> int:
+        """Take back what waits on shelves, so that no lease can begin without the lock; returns bytes on loan."""
+
+    def sleep(self) -> int:
+        """Give back the memory of all slabs that no graph and no tensor keeps; returns the bytes.
+
+        The device is idle.
+        """
+
+    def wake(self) -> int:
+        """Take as much again; returns the bytes. Raises `CapacityError`, with everything given back."""
+
+
+def put_to_sleep(workspaces: list[Workspace]) -> int:
+    """See `Workspace.sleep`. All of them or, where one is refused, none; called with the timeline's lock held."""
+    timeline = workspaces[0].timeline
+    if timeline.captures:
+        names = ", ".join(sorted(capture.name for capture in timeline.captures.values()))
+        raise SleepError(f"sleep() while {names} is open", "sleep before captures begin or after they have ended")
+    doomed = {pins: ws for ws in workspaces for pins in _doomed(ws)}
+    timeline.synchronize()
+    site = call_site()
+    for pins, ws in doomed.items():
+        _invalidate(pins, ws, site)
+    if doomed:
+        timeline.driver.settle()
+        timeline.settle_releases()
+    given = 0
+    for ws in workspaces:
+        ws.asleep_since = site
+        for graph in _graphs(ws):
+            graph.refusal = SleepError, f"is replayed while its workspace sleeps (since {site})", "call ws.wake() first"
+        for one in _sharing(ws):
+            one.forget_requests()
+        if isinstance(ws.strategy_object, Sleeper):
+            given += ws.strategy_object.sleep()
+    timeline.driver.trim()
+    return given
+
+
+def wake_up(workspaces: list[Workspace]) -> int:
+    """See `Workspace.wake`. All of them or none; called with the timeline's lock held."""
+    taken = 0
+    woken: list[Sleeper] = []
+    try:
+        for ws in workspaces:
+            if isinstance(ws.strategy_object, Sleeper):
+                taken += ws.strategy_object.wake()
+                woken.append(ws.strategy_object)
+    except CapacityError:
+        for strategy in woken:
+            strategy.sleep()
+        workspaces[0].driver.trim()
+        raise
+    for ws in workspaces:
+        ws.asleep_since = ""
+        for graph in _graphs(ws):
+            graph.refusal = None
+    return taken
+
+
+def _sharing(ws: Workspace) -> Iterable[Workspace]:
+    """The workspace, and the owners that share its strategy."""
+    yield ws
+    for child in ws.children.values():
+        if child.provider is ws.provider:
+            yield from _sharing(child)
+
+
+def _pins(ws: Workspace) -> list[Pins]:
+    return [pins for pins in ws.timeline.pins if id(ws.provider) in pins.providers]
+
+
+def _graphs(ws: Workspace) -> list[Graph]:
+    """Graphs that can still be replayed through the library."""
+    return [graph for pins in _pins(ws) if (graph := pins.replayable()) is not None]
+
+
+def _doomed(ws: Workspace) -> list[Pins]:
+    """What is pinned by graphs that the sleep must destroy. Raises `SleepError` where the workspace is in use."""
+    pinned = _pins(ws)
+    for pins in pinned:
+        for lane in pins.lanes:
+            if lane.replaying is not None:
+                raise SleepError(f"sleep() while a replay of lane {lane.name!r} has begun", "let it end before")
+    lent = _on_loan(ws, pinned)
+    if lent:
+        owners = _borrowers(ws)
+        raise SleepError(
+            f"sleep() of {ws!r} while {lent} bytes are on loan" + (f" to {', '.join(owners)}" if owners else ""),
+            "release leases and drop single tensors first",
+            allocated=lent, owners=owners,
+        )  # fmt: skip
+    if not isinstance(ws.strategy_object, Sleeper):
+        return []
+    doomed = [pins for pins in pinned if _reads_leases(pins, ws) or _loses_addresses(pins, ws)]
+    for pins in doomed:
+        if pins.replayable() is None:
+            raise SleepError(
+                "sleep() while there is a graph that may be replayed without the library's knowledge, which "
+                + ("reads leases of before its capture" if _reads_leases(pins, ws) else "uses bytes that would go"),
+                "release the graph first, or adopt it in its capture (ws.adopt)"
+                + ("" if ws.config.restorable else ", or set restorable=true"),
+            )
+    return doomed
+
+
+def _on_loan(ws: Workspace, pinned: list[Pins]) -> int:
+    """Bytes on loan, without those that were released and that only graphs keep."""
+    strategy = ws.strategy_object
+    lent = strategy.quiesce() if isinstance(strategy, Sleeper) else ws.provider.held().allocated
+    kept = {id(one): one for pins in pinned for one in pins.kept if one.parent is ws.provider}
+    return lent - sum(_left_to_graphs(one) for one in kept.values())
+
+
+def _left_to_graphs(one: Pinnable) -> int:
+    if isinstance(one, Single):
+        return one.block.nbytes if one.dead else 0
+    if not isinstance(one, Lease) or not one.released:
+        return 0
+    if isinstance(one, LazyLease):
+        return sum(one.request.extents[position].nbytes for position in one._homes)
+    return one._block.nbytes if one._block is not None else 0
+
+
+def _borrowers(ws: Workspace) -> list[str]:
+    """Owners of what is on loan, as far as anybody keeps them: the pool, statistics, or the calling thread."""
+    counted = {owner for owner, held in take_snapshot(ws).owners.items() if held.allocated}
+    held = ws.timeline.state.held.holdings()
+    return sorted(counted or {one.owner for one in held if isinstance(one, Lease) and one.parent is ws.provider})
+
+
+def _reads_leases(pins: Pins, ws: Workspace) -> bool:
+    """Whether the graph may read leases of before its capture: a sleep loses their contents."""
+    return any(one.parent is ws.provider for one in pins.kept)
+
+
+def _loses_addresses(pins: Pins, ws: Workspace) -> bool:
+    """Whether the graph uses bytes that come back at other addresses."""
+    if ws.config.restorable:
+        return False
+    lanes = [lane for lane in pins.lanes if lane.parent is ws.strategy_object]
+    return not lanes or any(lane.nbytes for lane in lanes)
+
+
+def _invalidate(pins: Pins, ws: Workspace, site: str) -> None:
+    """Destroy a graph, and leave word of it with its owner."""
+    graph = pins.replayable()
+    if graph is None:
+        return  # dropped since
+    if _reads_leases(pins, ws):
+        problem = f"reads leases of before its capture, whose contents were lost in a sleep (at {site})"
+        remedy = "capture it again after ws.wake()"
+    else:
+        problem = f"was captured before a sleep (at {site}) that gave its bytes away"
+        remedy = "capture it again after ws.wake(), or set restorable=true"
+    graph.refusal = GraphError, problem, remedy
+    graph.release()
