@@ -96,6 +96,10 @@ class Mapping:
         self._mappings.gone.append((self.address, self._size, self.mapped))
 
 
+_gone: dict[int, deque[tuple[int, int, bool]]] = {}
+"""By device: what any driver of it left behind."""
+
+
 class Mappings:
     """The mappings of one device.
 
@@ -128,7 +132,7 @@ class Mappings:
         self._idle = idle
         self._trim = trim
         self._refused = refused
-        self.gone: deque[tuple[int, int, bool]] = deque()
+        self.gone = _gone.setdefault(index, deque())
         self._calls = {name: lib._function(name, arguments) for name, arguments in _SIGNATURES.items()}
         device, supported = c_int(), c_int()
         lib.check(lib.cuDeviceGet(byref(device), index), "cuDeviceGet", index=index)
