@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import pytest
 
 from benchmarks.decode_step.placement import measure, shelves
+from workspace.pool import Pool
 
 
-@pytest.mark.parametrize(("strategy", "tokens"), list(product(("event_fenced", "per_stream"), (7000, 7700, 8192))))
-def test_what_is_reserved_is_enough(strategy: str, tokens: int) -> None:
-    found = measure(strategy, 1.0, tokens)
+@pytest.mark.parametrize("tokens", (7000, 7350, 7700, 8192))
+@pytest.mark.parametrize(("strategy", "headroom"), (("event_fenced", 1.0), ("per_stream", 1.25)))
+def test_what_is_reserved_is_enough(strategy: str, headroom: float, tokens: int) -> None:
+    """`per_stream` needs room for the pieces that streams leave each other."""
+    found = measure(strategy, headroom, tokens)
     assert found["growths"] == 0 and found["held"] == found["reserved"]
 
 
-def test_blocks_that_stay_uncut_make_the_pool_grow() -> None:
+def test_blocks_that_stay_uncut_make_the_pool_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Control: kept for the same request whatever else is asked for, as they are while a pool is hardly used."""
+    monkeypatch.setattr(Pool, "take_back_large", lambda pool: None)
     with shelves("always"):
         assert measure("event_fenced", 1.0, 8192)["growths"] > 0
