@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.workspace.scene import BYTES, OTHER, SLAB, scene, write
+from tests.workspace.steady_program import Program
 from workspace import handover
 from workspace.errors import CapacityError, DriverError
 from workspace.lease import PLAIN, Lease
@@ -216,10 +217,17 @@ def test_a_finaliser_in_the_middle_of_an_acquire_is_handed_nothing() -> None:
     assert shelved(ws) == [1] and ws.snapshot().fences == 0
 
 
+@pytest.mark.parametrize("fenced", [True, False], ids=["with its fences", "without them"])
+def test_random_programs_need_the_fences(monkeypatch: pytest.MonkeyPatch, fenced: bool) -> None:
+    """In small slabs, where streams take blocks from each other's shelves."""
+    if not fenced:
+        monkeypatch.setattr(Timeline, "fence", lambda *_: 0)
+    verdicts = {Program("event_fenced", seed, granularity=512).run()[8] for seed in range(8)}
+    assert ("UNSAFE" in verdicts) != fenced
+
+
 def test_a_fence_is_made_only_where_the_long_way_makes_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside every fence of the short way: emptied shelves would have left no ordered block that fits."""
-    from tests.workspace.steady_program import Program
-
     fenced: list[int] = []
     ready = handover._ready
 

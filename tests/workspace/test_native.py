@@ -262,6 +262,12 @@ class Paths:
             with self.ws.on(stream), self.ws.lease(LARGE, T=FULL):
                 pass
 
+    def capture(self) -> None:
+        with self.ws.on(self.one), self.ws.capture() as capture, self.ws.fork(self.two) as branch:
+            with branch(self.two):
+                pass
+        capture.graph.release()
+
     def wrong_name(self) -> None:
         with self.ws.lease(PAIR, T=4) as lease, pytest.raises(AttributeError):
             lease.allocate("c")
@@ -335,15 +341,23 @@ def test_nothing_leaks(strategy: str, path: str) -> None:
 
 
 @cpp
+def test_forks_in_captures_leak_nothing() -> None:
+    """The simulated device remembers each capture: neither form leaves more than the other."""
+    rounds = 300
+    python, native = (grown("event_fenced", Paths.capture, rounds, form) for form in ("python", "c++"))
+    assert all(abs(one - other) < rounds // 10 for one, other in zip(python, native, strict=True)), (python, native)
+
+
+@cpp
 def test_a_leak_would_be_seen() -> None:
     """The control: a round that keeps one object."""
     kept: list[Any] = []
     assert grown("caching", lambda paths: (paths.lease(), kept.append([])), 2_000)[0] > 1_000
 
 
-def grown(strategy: str, path: Callable[[Paths], Any], cycles: int) -> list[int]:
+def grown(strategy: str, path: Callable[[Paths], Any], cycles: int, form: str = "c++") -> list[int]:
     """By how much each count of `references` grows over many rounds."""
-    with running("c++"), torch.no_grad():
+    with running(form), torch.no_grad():
         paths = Paths(strategy)
         for _ in range(100):
             path(paths)

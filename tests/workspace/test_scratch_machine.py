@@ -27,6 +27,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("per_stream", {}),
     ("event_fenced", {"steady": True}),
     ("per_stream", {"steady": True}),
+    ("event_fenced", {"steady": True, "config": {"granularity": 512}}),
     ("event_fenced", {"config": {"recording": "exact", "strict_streams": True}}),
     ("event_fenced", {"config": {"policy": "fence", "statistics": True}}),
     ("per_stream", {"steady": True, "config": {"policy": "grow,fence", "capacity": 16 * MIB}}),
