@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from workspace.sweep.report import provenance, write_json
-from workspace.sweep.timed import BASELINE, Setting, Timing, ratio
+from workspace.sweep.timed import BASELINE, TRACE, Setting, Timing, ratio
 
 MIB = 1 << 20
 SCHEMA = 1
@@ -101,42 +101,51 @@ def print_timings(console: Console, found: Timings, safe: Mapping[str, bool]) ->
     )
 
 
-def draw(found: Timings, title: str, path: Path) -> None:
-    """The cost of safety: peak bytes against the time of a step, a panel for each setting."""
+def draw(found: Timings, safe: Mapping[str, bool], title: str, path: Path) -> None:
+    """The cost of safety: peak bytes against the time of a step, both from 0, a panel for each setting.
+
+    Rows are modes, columns sizes of steps; what is not safe is hollow.
+    """
     from workspace.sweep.pictures import INK, PALETTE, SHAPES, STYLE, pyplot
 
     settings = [setting for setting, own in found.items() if any(one.step_us for one in own)]
-    names = list(dict.fromkeys(one.strategy for own in found.values() for one in own))
-    columns = min(5, len(settings))
-    rows = -(-len(settings) // columns)
+    rows = list(dict.fromkeys(_row(setting) for setting in settings))
+    columns = sorted({setting.tokens for setting in settings}, key=lambda tokens: (tokens == TRACE, tokens))
     with pyplot.rc_context(STYLE):
         figure, axes = pyplot.subplots(
-            rows, columns, figsize=(1.2 + 2.8 * columns, 1.4 + 2.4 * rows), squeeze=False, layout="constrained"
-        )
-        for panel in axes.flat[len(settings) :]:
+            len(rows), len(columns), figsize=(1.2 + 2.6 * len(columns), 1.6 + 2.1 * len(rows)), squeeze=False,
+            layout="constrained",
+        )  # fmt: skip
+        for panel in axes.flat:
             panel.set_visible(False)
-        for panel, setting in zip(axes.flat, settings, strict=False):
-            for one in found[setting]:
-                if one.step_us:
-                    place = names.index(one.strategy)
-                    look: Any = {"marker": SHAPES[place % len(SHAPES)], "facecolor": PALETTE[place % len(PALETTE)]}
-                    label = one.strategy if setting == settings[0] else None
-                    panel.scatter(
-                        median(one.step_us) / 1000,
-                        one.peak / MIB,
-                        s=60,
-                        edgecolor=INK,
-                        linewidth=0.8,
-                        label=label,
-                        **look,
-                    )
+        for setting in settings:
+            panel = axes[rows.index(_row(setting)), columns.index(setting.tokens)]
+            panel.set_visible(True)
+            for place, (name, is_safe) in enumerate(safe.items()):
+                colour = PALETTE[place % len(PALETTE)]
+                look: Any = {"marker": SHAPES[place % len(SHAPES)], "linewidth": 1.2, "s": 55, "label": name}
+                look |= (
+                    {"facecolor": colour, "edgecolor": INK} if is_safe else {"facecolor": "none", "edgecolor": colour}
+                )
+                for one in found[setting]:
+                    if one.strategy == name and one.step_us:
+                        panel.scatter(median(one.step_us) / 1000, one.peak / MIB, **look)
             panel.set_title(str(setting), fontsize=8)
-            panel.set_xlabel("time of a step, ms")
-            panel.set_ylabel("peak, MiB")
-        figure.legend(loc="outside lower center", ncols=len(names))
+            panel.set_xlim(0, panel.get_xlim()[1] * 1.05)
+            panel.set_ylim(0, panel.get_ylim()[1] * 1.05)
+        handles: dict[str, Any] = {}
+        for panel in axes.flat:
+            handles |= {label: handle for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+        figure.supxlabel("time of a step, ms")
+        figure.supylabel("peak, MiB")
+        figure.legend(handles.values(), handles, loc="outside right upper")
         figure.suptitle(title)
         figure.savefig(path)
         pyplot.close(figure)
+
+
+def _row(setting: Setting) -> tuple[str, int, bool]:
+    return setting.mode, setting.micro_batches, setting.aux_streams
 
 
 def refused(found: Timings) -> Sequence[str]:
