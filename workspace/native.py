@@ -3,7 +3,8 @@
 The C++ methods (``csrc/workspace``) keep their state in the slots of the Python classes, do the steady case only, and
 leave every other to the Python method they stand in for; so does each of them while a method that it calls inline is
 not what it was. Two things in C++ are no methods, and serve both forms: the timeline's lock, and the verbs of CUDA's
-driver that every fork and fence makes. ``WORKSPACE_NATIVE=0`` keeps to the Python form, ``1`` refuses to do without the other.
+driver that every fork and fence makes. ``WORKSPACE_NATIVE=0`` keeps to the Python form, ``1`` refuses to do without the
+other.
 """
 
 from __future__ import annotations
