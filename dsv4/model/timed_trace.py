@@ -23,7 +23,7 @@ ENGINE = Engine(max_num_batched_tokens=512, max_num_seqs=16, max_model_len=2048)
 SHORTER = 4
 """The trace's prompts, generations and gaps are divided by this: the same load, in fewer steps."""
 
-REQUESTS, SKIPPED, STEPS = 64, 16, 40
+REQUESTS, SKIPPED, STEPS = 64, 8, 24
 """Of the trace; steps of it that are not timed, for the load to build up; steps that are."""
 
 
