@@ -230,6 +230,10 @@ class Lanes(dict[str, Lane]):
             lane = self[name] = Lane(self._timeline, name, self._parent, complete_only=complete_only)
         return lane
 
+    def under_way(self) -> list[str]:
+        """Names of lanes with an open capture, or a replay that has begun."""
+        return sorted(name for name, lane in self.items() if lane.captures or lane.replaying is not None)
+
     def pinned(self) -> dict[str, int]:
         """Bytes of each lane that graphs or open captures pin."""
         return {name: lane.nbytes for name, lane in self.items() if lane.in_use}

@@ -111,10 +111,12 @@ def _graphs(ws: Workspace) -> list[Graph]:
 def _doomed(ws: Workspace) -> list[Pins]:
     """What is pinned by graphs that the sleep must destroy. Raises `SleepError` where the workspace is in use."""
     pinned = _pins(ws)
-    for pins in pinned:
-        for lane in pins.lanes:
-            if lane.replaying is not None:
-                raise SleepError(f"sleep() while a replay of lane {lane.name!r} has begun", "let it end before")
+    lanes: list[str] = getattr(ws.strategy_object, "under_way", list)()
+    if lanes:
+        raise SleepError(
+            f"sleep() while a capture or a replay of lane {', '.join(lanes)} has begun and not ended",
+            "sleep before it begins or after it has ended",
+        )
     lent = _on_loan(ws, pinned)
     if lent:
         owners = _borrowers(ws)

@@ -81,6 +81,10 @@ class Caching:
     def lane(self, name: str, *, complete_only: bool) -> Lane:
         return self._lanes.of(name, complete_only=complete_only)
 
+    def under_way(self) -> list[str]:
+        """Lanes with an open capture, or a replay that has begun."""
+        return self._lanes.under_way()
+
     def inside(self, lane: Lane | None) -> Caching:
         return CapturedCaching(self)
 

@@ -276,6 +276,10 @@ class Pooled:
         """Bytes of each lane that graphs or open captures pin."""
         return self._lanes.pinned()
 
+    def under_way(self) -> list[str]:
+        """Lanes with an open capture, or a replay that has begun."""
+        return self._lanes.under_way()
+
     def inside(self, lane: Lane | None) -> Pooled:
         if lane is None:
             raise TypeError(f"a capture of {self.name} needs the lane it asked for")
