@@ -7,10 +7,14 @@ namespace workspace {
 
 namespace {
 
+void missing(const Ref& key) {
+  if (!PyErr_Occurred()) PyErr_SetObject(PyExc_KeyError, key ? key.get() : Py_None);
+}
+
 // A dict's value, or the KeyError that Python raises.
-Ref needed(const Ref& dict, const Ref& key) {
+inline Ref needed(const Ref& dict, const Ref& key) {
   Ref found = item(dict, key);
-  if (!found && !PyErr_Occurred()) PyErr_SetObject(PyExc_KeyError, key ? key.get() : Py_None);
+  if (!found) missing(key);
   return found;
 }
 
