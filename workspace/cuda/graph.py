@@ -70,7 +70,8 @@ class CapturedGraph:
         """Destroy the graph. Launches in flight finish; its release is seen at a later poll."""
         graph = self._raw()
         if graph is not None:
-            graph.reset()
+            with self._owner.relaxed():
+                graph.reset()
         self.release.ending = True
 
     def _alive(self) -> torch.cuda.CUDAGraph:

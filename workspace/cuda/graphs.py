@@ -51,6 +51,8 @@ class Graphs:
         The driver's `current_stream`.
     alone
         The process sees no other device.
+    relaxed
+        `LibCuda.relaxed`.
     """
 
     def __init__(self, lib: LibCuda, streams: Streams, index: int, current: Callable[[], int], alone: bool) -> None:
@@ -58,6 +60,7 @@ class Graphs:
         self._streams = streams
         self._index = index
         self.current = current
+        self.relaxed = lib.relaxed
         self.alone = alone
         self._handles = streams.handles
         self._is_capturing = lib.cuStreamIsCapturing
@@ -112,7 +115,8 @@ class Graphs:
         pool = shared.pool() if shared is not None else torch.cuda.graph_pool_handle()
         own = _Own(torch.cuda.CUDAGraph(), pool)
         self._own[id(own.graph)] = own
-        with self.on(stream):
+        # torch allocates and instantiates meanwhile: this thread may have another capture open on another stream.
+        with self.on(stream), self._lib.relaxed():
             try:
                 own.graph.capture_begin(pool=own.pool, capture_error_mode=mode)
             except BaseException as error:
@@ -147,7 +151,7 @@ class Graphs:
         return own
 
     def _end(self, own: _Own, stream: int) -> None:
-        with self.on(stream):
+        with self.on(stream), self._lib.relaxed():
             try:
                 own.graph.capture_end()
             except WorkspaceError:
