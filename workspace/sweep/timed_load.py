@@ -44,16 +44,16 @@ def measure_load(model: Any, setting: Setting, safe: Mapping[str, bool], clock: 
 def _peaks(opened: Mapping[str, tuple[Any, Any]], clock: Clock) -> dict[str, int]:
     """Most bytes that a step of each strategy allocates, beside what is held before the first."""
     most = dict.fromkeys(opened, 0)
-    held = dict.fromkeys(opened, 0)
+    first = {name: ws.snapshot().reserved for name, (ws, _) in opened.items()}
     for place in range(max((one.steps for _, one in opened.values()), default=0)):
-        for name, (_, loaded) in opened.items():
+        for name, (ws, loaded) in opened.items():
+            grown = ws.snapshot().reserved - first[name]
             clock.idle()
             before = clock.allocated()
             clock.peak(reset=True)
             loaded.run(place)
             clock.idle()
-            most[name] = max(most[name], held[name] + clock.peak() - before)
-            held[name] += clock.allocated() - before
+            most[name] = max(most[name], grown + clock.peak() - before)
     return most
 
 
