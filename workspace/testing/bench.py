@@ -65,11 +65,14 @@ class Bench(ABC):
         Copies with the value each must hold.
     faults
         Kernels that touched bytes which are not the device's.
+    segment
+        Bytes that the framework's allocator may take from the device beyond what it is asked for.
     detected
         A scenario has found the race it provoked, so that the final verdict is not held against it.
     """
 
     scale = 1
+    segment = 2 << 20
 
     def __init__(self, strategy: str, real: bool, judged: bool, full: bool) -> None:
         self.strategy = strategy
@@ -156,6 +159,10 @@ class Bench(ABC):
     @abstractmethod
     def settle(self) -> None:
         """Let the device go idle without telling the library."""
+
+    def soon(self, condition: Callable[[], bool]) -> bool:
+        """Whether a condition holds that depends on graphs being gone, which a GPU says a moment later."""
+        return condition()
 
     def address(self, tensor: Any) -> int:
         """First byte of a tensor (or of a slot's)."""

@@ -21,6 +21,7 @@ class Cell:
     scenario: Scenario
     strategy: str
     seam: str = ""
+    driver: str = "simulated"
 
     def __str__(self) -> str:
         return f"{self.scenario.name}-{self.strategy}" + (f"-without-{self.seam}" if self.seam else "")
@@ -28,13 +29,19 @@ class Cell:
     def check(self) -> None:
         """Raise `ContractBroken` unless the strategy keeps the scenario, or the control fails as it must."""
         if self.seam:
-            check_control(self.scenario, self.strategy, self.seam)
+            check_control(self.scenario, self.strategy, self.seam, self.driver)
         else:
-            check_scenario(self.scenario, self.strategy)
+            check_scenario(self.scenario, self.strategy, self.driver)
 
 
-def cells(strategy: str | None = None, exempt: Mapping[str, str] | None = None, *, controls: bool = True) -> list[Cell]:
-    """What runs on the simulated device: for `pytest.mark.parametrize("cell", cells(...), ids=str)`.
+def cells(
+    strategy: str | None = None,
+    exempt: Mapping[str, str] | None = None,
+    *,
+    controls: bool = True,
+    driver: str = "simulated",
+) -> list[Cell]:
+    """What runs on a driver: for `pytest.mark.parametrize("cell", cells(...), ids=str)`.
 
     Parameters
     ----------
@@ -46,6 +53,8 @@ def cells(strategy: str | None = None, exempt: Mapping[str, str] | None = None, 
     controls
         Whether to include negative controls, which must fail. They take guards out of the library itself; a strategy
         with guards of its own leaves them out.
+    driver
+        ``"simulated"``, or ``"cuda"`` on a GPU.
 
     Raises
     ------
@@ -62,9 +71,9 @@ def cells(strategy: str | None = None, exempt: Mapping[str, str] | None = None, 
     """
     known = all_scenarios()
     if strategy is None:
-        found = [Cell(known[name], one) for name, one in table().cells("simulated")]
+        found = [Cell(known[name], one, "", driver) for name, one in table().cells(driver)]
         if controls:
-            found += [Cell(known[name], one, seam) for name, one, seam in table().controls("simulated")]
+            found += [Cell(known[name], one, seam, driver) for name, one, seam in table().controls(driver)]
         return found
     registry.strategy(strategy)
     exempt = exempt or {}
@@ -73,9 +82,10 @@ def cells(strategy: str | None = None, exempt: Mapping[str, str] | None = None, 
             raise ArgumentError(f"exemption {name!r}: no such scenario", "name one of all_scenarios()")
         if not reason.strip():
             raise ArgumentError(f"exemption {name!r}: no reason", "say why the strategy need not keep it")
-    found = [Cell(one, strategy) for name, one in known.items() if name not in exempt]
+    here = {name for name, _ in table().cells(driver)}
+    found = [Cell(one, strategy, "", driver) for name, one in known.items() if name in here and name not in exempt]
     if controls:
-        found += [Cell(cell.scenario, strategy, seam) for cell in found for seam in cell.scenario.seams]
+        found += [Cell(cell.scenario, strategy, seam, driver) for cell in found for seam in cell.scenario.seams]
     return found
 
 
@@ -92,11 +102,13 @@ class Report:
         return "\n".join(lines + list(self.broken.values()))
 
 
-def run_contract(strategy: str, exempt: Mapping[str, str] | None = None, *, controls: bool = True) -> Report:
+def run_contract(
+    strategy: str, exempt: Mapping[str, str] | None = None, *, controls: bool = True, driver: str = "simulated"
+) -> Report:
     """Run the whole contract for a strategy by name. Parameters as for `cells`."""
     kept: list[str] = []
     broken: dict[str, str] = {}
-    for cell in cells(strategy, exempt, controls=controls):
+    for cell in cells(strategy, exempt, controls=controls, driver=driver):
         try:
             cell.check()
             kept.append(str(cell))
