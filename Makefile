@@ -3,6 +3,7 @@
 # make lint    ruff, mypy and the import contracts
 # make bench   the speed and memory targets, written to benchmarks/results/
 # make proof   real numbers under 50 schedules a cell; goes on where an earlier run stopped, an hour at most
+# make sanitize  compute-sanitizer over the CUDA kernels, on a GPU machine that has it
 #
 # The first use makes .venv and installs into it. With `PYTHON=python3 NO_INSTALL=1` the given interpreter is used as it
 # is: no virtual environment, no network.
@@ -29,7 +30,7 @@ endif
 # The steady path in C++; without a compiler its Python form runs.
 STEADY_PATH = setup.py $(wildcard csrc/workspace/*)
 
-.PHONY: sweep test lint bench proof clean
+.PHONY: sweep test lint bench proof sanitize clean
 
 sweep: $(READY)
 	$(RUN) -m workspace.cli sweep --execute $(SWEEP_ARGS)
@@ -47,6 +48,9 @@ bench: $(READY)
 
 proof: $(READY)
 	$(RUN) -m benchmarks.proof $(PROOF_ARGS)
+
+sanitize: $(READY)
+	$(RUN) -m pytest -m slow -n 3 -rP tests/dsv4/cuda/test_sanitized.py
 
 clean:
 	rm -rf $(VENV) build workspace.egg-info sweep-results workspace/_native.*.so

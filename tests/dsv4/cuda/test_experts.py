@@ -17,9 +17,9 @@ FEW = (1, 2, 10)
 MANY = (11, 64, 1023)
 
 
-def routed(rows: int, seed: int = 0, k: int = 6, elsewhere: bool = False) -> Call:
+def routed(rows: int, seed: int = 0, k: int = 6, elsewhere: bool = False, device: str = "cuda") -> Call:
     """Rows sent to `k` distinct experts each; some of them another rank's."""
-    m = Maker("cuda", seed, "random")
+    m = Maker(device, seed, "random")
     experts = m.plain(rows, EXPERTS).argsort(1)[:, :k].to(torch.int32).contiguous()
     if elsewhere:
         experts.masked_fill_(experts > EXPERTS // 2, -1)

@@ -1,0 +1,116 @@
+"""Every kernel at small sizes, for compute-sanitizer to watch: ``python -m tests.dsv4.cuda.sanitized [PLANTED]``.
+
+Arguments are made on the CPU and copied over, and outs are copied back, storage by storage: no kernel but ours touches
+the device's memory, so that the tools need not watch PyTorch's, and know what was written. With a name, a kernel with
+that fault runs alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from time import perf_counter
+
+import torch
+
+from benchmarks.kernels.calls import CALLS, call
+from benchmarks.kernels.maker import Call, Maker
+from dsv4.ops import kernels
+from tests.dsv4.cuda.test_experts import FEW, HIDDEN, routed
+from tests.dsv4.cuda.test_numbers import SHAPES
+
+ROWS = (1, 2, 17)
+
+OTHER_ROWS, INSERTED_ROWS = 7, 37
+"""Of what has other shapes; of insertions, some of which name how many of them are inserted."""
+
+SMALLER = {"sparse_attention_decode": {"states": 512}}
+"""Caches that the CPU fills quickly."""
+
+PLANTED = {
+    "memcheck": (
+        'extern "C" __global__ void dsv4_planted(float* x, int n) { if (threadIdx.x == 0) x[n] = 1.0f; }',
+        lambda: torch.empty(8),
+    ),
+    "initcheck": (
+        'extern "C" __global__ void dsv4_planted(float* x, int n) { if (x[n - 1] == 3.0f) x[0] = 1.0f; }',
+        lambda: None,
+    ),
+    "racecheck": (
+        'extern "C" __global__ void dsv4_planted(float* x, int n) {\n'
+        "  __shared__ float held[64];\n"
+        "  held[threadIdx.x] = threadIdx.x;\n"
+        "  x[threadIdx.x & 7] = held[threadIdx.x ^ 32];\n}",
+        lambda: torch.empty(8),
+    ),
+}
+"""By tool: a kernel that writes behind its tensor, reads what nobody wrote, or reads another warp's shared bytes."""
+
+
+def on_device(made: Call) -> Call:
+    """The call over device memory, strides kept; outs are left as the allocator gives them."""
+    kept = (one.partly for one in (made.op.outs | made.op.scratch).values())
+    outs = [
+        _copied(torch.zeros_like(one)) if partly else torch.empty_like(one, device="cuda")
+        for one, partly in zip((*made.outs, *made.scratch), kept, strict=True)
+    ]
+    inputs = tuple(_copied(one) if isinstance(one, torch.Tensor) else one for one in made.inputs)
+    return Call(made.op, inputs, tuple(outs[: len(made.outs)]), tuple(outs[len(made.outs) :]))
+
+
+def _copied(one: torch.Tensor) -> torch.Tensor:
+    """Whole storages, which needs no kernel."""
+    held = torch.empty(0, dtype=one.dtype, device="cuda").set_(one.untyped_storage().cuda())
+    return held.as_strided(one.shape, one.stride(), one.storage_offset())
+
+
+def calls() -> Iterator[tuple[str, Call]]:
+    """Every op at small sizes, and in its other shapes."""
+    for name in CALLS:
+        for rows in ROWS:
+            yield f"{name} {rows}", call(name, rows, device="cpu", **SMALLER.get(name, {}))
+    for name, how in SHAPES:
+        rows = INSERTED_ROWS if "insert" in name else OTHER_ROWS
+        yield f"{name} {how}", call(name, rows, device="cpu", **SMALLER.get(name, {}) | how)
+    for rows in FEW:
+        yield f"routed_experts {rows}", routed(rows, elsewhere=True, device="cpu")
+
+
+def combine() -> None:
+    """Sums experts' shares: a kernel that has no op of its own."""
+    m, rows, k = Maker("cpu", 0, "random"), 17, 6
+    experts = torch.randint(-1, 8, (rows, k), generator=m.generator, dtype=torch.int32)
+    places = torch.randperm(rows * k, generator=m.generator)
+    given = m.noise(rows * k, HIDDEN), places, experts, m.plain(rows, k)
+    y = torch.empty(rows, HIDDEN, dtype=torch.bfloat16, device="cuda")
+    assert kernels.FAST["combine_experts"](*map(_copied, given), y)
+    y.cpu()
+
+
+def planted(tool: str) -> None:
+    """One kernel with a fault."""
+    source, make = PLANTED[tool]
+    held = make()
+    x = torch.empty(8, device="cuda") if held is None else _copied(held)
+    kernel = torch.cuda._compile_kernel(source, "dsv4_planted")
+    kernel(grid=(1, 1, 1), block=(64, 1, 1), args=[x, x.numel()])
+    torch.cuda.synchronize()
+
+
+def main() -> None:
+    """Runs them, and says how many."""
+    if sys.argv[1:]:
+        planted(sys.argv[1])
+        return
+    count, began = 0, perf_counter()
+    for what, made in calls():
+        for one in on_device(made).run():
+            one.untyped_storage().cpu()
+        count += 1
+        print(f"{perf_counter() - began:6.1f} s  {what}", flush=True)
+    combine()
+    print(f"{count + 1} calls")
+
+
+if __name__ == "__main__":
+    main()
