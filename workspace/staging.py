@@ -58,10 +58,6 @@ class StagingSlot:
         """
         if not self._open:
             raise LeaseReleased("a staging slot is uploaded outside its with block", "upload inside staging.fill()")
-        if isinstance(tensor, Slot):
-            tensor = tensor.tensor()
-        nbytes = tensor.numel() * tensor.element_size()
-        self._check(tensor, nbytes, offset)
         timeline = self._timeline
         with timeline.lock:
             timeline.ready()
@@ -71,6 +67,11 @@ class StagingSlot:
                     f"an upload on {target!r} inside a capture: each replay would read the staging slot anew",
                     "upload before the replay, into a persistent buffer that the graph reads",
                 )
+            # Not before: what a lease's slot allocates in a capture is the graph's.
+            if isinstance(tensor, Slot):
+                tensor = tensor.tensor()
+            nbytes = tensor.numel() * tensor.element_size()
+            self._check(tensor, nbytes, offset)
             if nbytes:
                 timeline.driver.upload(self._host, offset, tensor, target.key)
                 # Its own, which later records on the stream do not move.

@@ -13,8 +13,8 @@ from workspace.testing import SEAMS, all_scenarios, removed, table
 from workspace.testing.table import parse
 
 REQUIRED = (
-    "a1 a2 a3 a5 a6 a7 a8 b1 c1 c2 d1 d2 d4 d5 d6 d7 d8 d9 d10 e1 e2 e3 f1 f2 f4 g1 g2 g3 h1 h3 i1 i2 i3 j1 j3 k1 "
-    "l1 l2 l3 o1"
+    "a1 a2 a3 a5 a6 a7 a8 b1 b3 c1 c2 d1 d2 d4 d5 d6 d7 d8 d9 d10 e1 e2 e3 f1 f2 f4 g1 g2 g3 h1 h3 i1 i2 i3 j1 j3 k1 "
+    "l1 l2 l3 n1 n3 o1"
 ).split()
 """Ids of the contract that need neither a GPU nor torch.compile; o4 is the suite itself."""
 

@@ -11,7 +11,7 @@ from hypothesis.stateful import precondition, rule
 from tests.workspace.scene import BYTES, MIB, OTHER
 from tests.workspace.scratch_program import STREAMS, Live, ScratchProgram
 from workspace import Lease
-from workspace.errors import CapacityError, CaptureError, LockError
+from workspace.errors import CapacityError, CaptureError, LockError, SleepError
 
 streams = st.integers(0, STREAMS - 1)
 choices = st.integers(0, 7)
@@ -251,6 +251,28 @@ class ScratchMachine(ScratchProgram):
     @rule()
     def trim(self) -> None:
         self.ws.trim()
+
+    @rule(nbytes=sizes, settled=st.booleans())
+    def nap(self, nbytes: int, settled: bool) -> None:
+        """Sleep, memory for somebody else meanwhile, and wake; what is on loan stands against it, and only that."""
+        if settled and self.graphs:
+            while self.live:
+                self.release(self.live[-1])
+            self.singles.clear()
+        held = self.ws.snapshot()
+        try:
+            self.ws.sleep()
+        except SleepError:
+            assert self.live or self.singles
+            assert self.ws.snapshot() == held
+            return
+        assert not self.singles and not any(live.lease.nbytes for live in self.live)
+        assert self.ws.snapshot().reserved == 0 and self.device.memory.used <= self.device.statistics.reserved
+        beside = self.device.empty((nbytes,), torch.uint8)
+        self.device.launch("beside", writes=[beside])
+        self.ws.wake()
+        assert self.ws.snapshot().reserved == held.reserved - held.retired
+        self.graphs = [entry for entry in self.graphs if entry[0].refusal is None]
 
     @rule(lock=st.booleans())
     def lock(self, lock: bool) -> None:

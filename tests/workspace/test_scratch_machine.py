@@ -28,6 +28,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("event_fenced", {"steady": True}),
     ("per_stream", {"steady": True}),
     ("event_fenced", {"steady": True, "config": {"granularity": 512}}),
+    ("event_fenced", {"steady": True, "config": {"restorable": True}}),
+    ("per_stream", {"config": {"restorable": True}}),
     ("event_fenced", {"config": {"recording": "exact", "strict_streams": True}}),
     ("event_fenced", {"config": {"policy": "fence", "statistics": True}}),
     ("per_stream", {"steady": True, "config": {"policy": "grow,fence", "capacity": 16 * MIB}}),

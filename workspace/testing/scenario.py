@@ -17,7 +17,7 @@ Evidence = Literal["corruption", "bytes", "race", "failure"]
 
 MODULES = (
     "streams", "forks", "windows", "views", "captures", "inside", "failures", "foreign", "breaks", "edges", "lanes",
-    "locks", "growth", "threads", "sizes", "devices", "contents", "processes", "budget",
+    "locks", "growth", "threads", "sizes", "devices", "contents", "processes", "budget", "staging", "sleep",
 )  # fmt: skip
 """Modules of `workspace.testing.scenarios`, by kind."""
 

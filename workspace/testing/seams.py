@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from workspace import source
+from workspace import sleep, source
 from workspace.adaptors.guard import Guard
 from workspace.adaptors.poison import Poison
 from workspace.block import Block, Slab
@@ -22,6 +22,7 @@ from workspace.lease import Lease
 from workspace.pool import Pool
 from workspace.simulated.access import AccessLog
 from workspace.source import DriverSource
+from workspace.staging import StagingSlot
 from workspace.strategies.caching import Caching
 from workspace.strategies.pooled import Pooled
 from workspace.timeline import Timeline
@@ -147,6 +148,12 @@ SEAMS: dict[str, Seam] = {
     "poison": Seam("the pattern in bytes nobody has written", ((Poison, "_fill", _nothing),)),
     "guard": Seam("the look at guard bands", ((Guard, "_damage", _always(None)),)),
     "process": Seam("the note that a child is another process", ((Timeline, "after_fork", _nothing),)),
+    "staged": Seam("the wait for copies out of a staging slot", ((StagingSlot, "await_copies", _nothing),)),
+    "sleep": Seam("slabs going back to the device", ((Pooled, "sleep", _always(0)),)),
+    "remap": Seam("memory behind the addresses of slabs at the wake", ((DriverSource, "remap", _always(0)),)),
+    "invalidate": Seam("the mark on a graph whose bytes a sleep takes", ((sleep, "_invalidate", _nothing),)),
+    "replayable": Seam("the look for graphs that are replayed unseen", ((sleep, "_loses_addresses", _always(False)),)),
+    "on loan": Seam("the look at what is on loan before a sleep", ((sleep, "_on_loan", _always(0)),)),
     "judge": Seam("the device's access log", ((AccessLog, "add", _nothing),)),
 }
 
