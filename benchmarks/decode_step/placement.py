@@ -76,7 +76,7 @@ def _step(ws: Any, shard: Shard, engine: Any, tokens: int) -> int:
                 with ws.lease(layouts["experts"], T=min(tokens, EXPERTS_AT_ONCE)) as inside:
                     most = max(most, inside.nbytes + sum(one.nbytes for one in leases.values()))
             most = max(most, sum(one.nbytes for one in leases.values()))
-    with ws.lease(layouts["streams"], T=tokens) as inside:
+    with ws.lease(layouts["last"], T=tokens) as inside:
         most = max(most, inside.nbytes + sum(one.nbytes for one in leases.values()))
     for node in EXIT:
         if isinstance(node, Release):

@@ -60,8 +60,9 @@ def leave(f: Forward, _: Op) -> None:
         f.residual = ops.mhc_post(*given, out=f.residual)
         _collapse(f, f.residual)
     else:
-        with f.lease("streams") as last:
-            _collapse(f, ops.mhc_post(*given, out=last.mixed))
+        f.acquire("last")
+        _collapse(f, ops.mhc_post(*given, out=f.last.mixed))
+        f.release("last")
 
 
 def _collapse(f: Forward, streams: Any) -> None:
@@ -81,8 +82,9 @@ def _experts(f: Forward) -> None:
     """The routed experts and the shared one, of this rank each, so many tokens at once."""
     x, y, tokens = f.mhc_ffn.layer_in, f.ffn.y, f.meta.tokens
     if f.tokens <= EXPERTS_AT_ONCE:
-        with f.lease("experts") as s:
-            _mix(f, s, x, y, tokens)
+        f.acquire("experts")
+        _mix(f, f.experts, x, y, tokens)
+        f.release("experts")
         return
     layout = experts_layout(f.shard, f.precision)
     for first in range(0, f.tokens, EXPERTS_AT_ONCE):

@@ -17,6 +17,7 @@ from dsv4.model.rows import DecodeRows, decode_rows
 from dsv4.model.scratch import stage_layouts
 from dsv4.shard import Shard
 from dsv4.topology import Op
+from workspace.errors import LeaseError
 
 Kernel = Callable[["Forward", Op], None]
 """Enqueues what one op of the topology stands for, on the caller's current stream."""
@@ -25,9 +26,12 @@ AllReduce = Callable[[torch.Tensor], Any]
 """Starts the sum of a tensor over the ranks, in place; its handle's ``wait()`` orders the caller's current stream."""
 
 LEASES = frozenset(
-    ("mhc_attn", "inputs", "norms", "output", "preparation", "attention", "projection", "mhc_ffn", "ffn")
+    (
+        *("mhc_attn", "inputs", "norms", "output", "preparation", "attention", "projection", "mhc_ffn", "ffn"),
+        *("experts", "last"),
+    )
 )
-"""Of the topology: attributes of a `Forward` while they are held."""
+"""Of `dsv4.model.scratch.stage_layouts`: attributes of a `Forward` while they are held."""
 
 
 @attrs.define(eq=False, slots=False)
@@ -97,7 +101,7 @@ class Forward:
 
     @property
     def leases(self) -> dict[str, Any]:
-        """Those of the topology that are held, in the order they were acquired."""
+        """Those that are held, in the order they were acquired."""
         return {name: one for name, one in self.__dict__.items() if name in LEASES}
 
     def walk(self) -> Iterator[None]:
@@ -129,10 +133,6 @@ class Forward:
             for name in held:
                 delattr(self, name)
 
-    def lease(self, name: str) -> Any:
-        """The present layer's lease of that name, to be acquired: one object serves the layers of a kind in turn."""
-        return self._stage.get(name) or self._leased(name)
-
     def sum_over_ranks(self, lease: str, tensor: Any) -> None:
         """Start the sum of a tensor of a lease; the lease is released after it, even when nobody reads the sum."""
         if self.all_reduce is not None:
@@ -161,8 +161,12 @@ class Forward:
         return lease
 
     def acquire(self, name: str) -> None:
-        """Begin the lease of that name."""
-        self.__dict__[name] = (self._stage.get(name) or self._leased(name)).__enter__()
+        """Begin the lease of that name; one object serves the layers of a kind in turn."""
+        lease = self._stage.get(name) or self._leased(name)
+        try:
+            self.__dict__[name] = lease.__enter__()
+        except LeaseError:  # a graph that somebody else captures keeps that of the layer before
+            self.__dict__[name] = self._leased(name).__enter__()
 
     def release(self, name: str) -> None:
         """End it."""

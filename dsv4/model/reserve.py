@@ -114,7 +114,7 @@ def _declare(
     ws: Any, shard: Shard, precision: Precision, kind: LayerKind, region: str, dims: dict[str, int], lane: str | None
 ) -> None:
     layouts = stage_layouts(shard, precision, kind)
-    inside = [(*AT_THE_END, name) for name in ("experts", "streams")]
+    inside = [(*AT_THE_END, name) for name in ("experts", "last")]
     held = [*live_sets(layer(kind, Conditions(region=region), False)), *inside]
     for phase, names in enumerate(held):
         for name in names:

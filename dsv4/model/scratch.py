@@ -39,7 +39,7 @@ def _layout(name: str, specs: Specs) -> Layout:
 def stage_layouts(shard: Shard, precision: Precision, kind: LayerKind) -> dict[str, Layout]:
     """Layouts of a layer's leases by their names in the topology; dims as in `dsv4.layouts`.
 
-    Beside them ``experts``, which the MoE leases for itself, and ``streams``, which the last layer does.
+    Beside them ``experts``, which the MoE leases for itself, and ``last``, the streams that nobody keeps.
     """
     return {
         "mhc_attn": _hyper_connection(shard, precision, "attention"),
@@ -52,7 +52,7 @@ def stage_layouts(shard: Shard, precision: Precision, kind: LayerKind) -> dict[s
         "mhc_ffn": _hyper_connection(shard, precision, "ffn"),
         "ffn": _ffn(shard, precision),
         "experts": experts_layout(shard, precision),
-        "streams": _streams(shard, precision),
+        "last": _last(shard, precision),
     }
 
 
@@ -148,9 +148,11 @@ def _ffn(shard: Shard, precision: Precision) -> Layout:
 
 
 @lru_cache(maxsize=256)
-def _streams(shard: Shard, precision: Precision) -> Layout:
+def _last(shard: Shard, precision: Precision) -> Layout:
     config = shard.config
-    return _layout("streams", {"mixed": spec("T", config.hc_mult, config.hidden_size, dtype=precision.activations)})
+    return _layout(
+        "last_streams", {"mixed": spec("T", config.hc_mult, config.hidden_size, dtype=precision.activations)}
+    )
 
 
 @lru_cache(maxsize=256)

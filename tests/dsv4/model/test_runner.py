@@ -14,6 +14,7 @@ from dsv4.cache.errors import CacheFull
 from dsv4.errors import RunError
 from dsv4.model import finish
 from dsv4.model.context import Context
+from dsv4.model.decoder import Decoder
 from dsv4.model.execution import ENGINE, Execution
 from dsv4.model.forward import Forward
 from dsv4.model.presets import TINY
@@ -163,3 +164,27 @@ def test_a_graph_is_captured_once_and_pads_what_is_smaller() -> None:
     segments = 1 + len(TINY.layer_kinds)
     assert captured == [segments, segments, 2 * segments]
     assert device.verdict() == "SAFE"
+
+
+def test_a_step_inside_a_capture_of_somebody_else() -> None:
+    """As ``torch.cuda.graph`` around the model: each layer's leases are the graph's own, and replays compute the step."""
+    with simulated.Device(memory="host", execution="deferred") as device, torch.no_grad():
+        ws = workspace.create("event_fenced", device=device, headroom=4.0)
+        options = Options()
+        reserve(ws, MADE.shard, MADE.precision, ENGINE, options)
+        caches = Caches(TINY, MADE.precision.storage, blocks_for(TINY, 400))
+        made = Decoder(ws, MADE.shard, MADE.precision, ENGINE, MADE.weights, caches)
+        one = context(40)
+        with ws.on(made.main):
+            rows = [Rows(0, 0, 39, True, True)]
+            wanted = made.logits(made.forward(rows, {0: one}).hidden).clone()
+            walk = made.prepared(rows, {0: one})
+            ws.synchronize()
+            device.begin_capture(made.main.key)
+            made.enqueue(walk)
+            graph = device.end_capture(made.main.key)
+            graph.launch(made.main.key)
+            found = made.logits(walk.hidden)
+        ws.synchronize()
+        assert torch.equal(found, wanted)
+        assert len(ws.snapshot().footprints) == 1 and device.verdict() == "SAFE"
