@@ -17,7 +17,6 @@ from dsv4.model.rows import DecodeRows, decode_rows
 from dsv4.model.scratch import stage_layouts
 from dsv4.shard import Shard
 from dsv4.topology import Op
-from workspace.errors import LeaseError
 
 Kernel = Callable[["Forward", Op], None]
 """Enqueues what one op of the topology stands for, on the caller's current stream."""
@@ -162,11 +161,7 @@ class Forward:
 
     def acquire(self, name: str) -> None:
         """Begin the lease of that name; one object serves the layers of a kind in turn."""
-        lease = self._stage.get(name) or self._leased(name)
-        try:
-            self.__dict__[name] = lease.__enter__()
-        except LeaseError:  # a graph that somebody else captures keeps that of the layer before
-            self.__dict__[name] = self._leased(name).__enter__()
+        self.__dict__[name] = (self._stage.get(name) or self._leased(name)).__enter__()
 
     def release(self, name: str) -> None:
         """End it."""

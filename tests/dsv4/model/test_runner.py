@@ -167,7 +167,7 @@ def test_a_graph_is_captured_once_and_pads_what_is_smaller() -> None:
 
 
 def test_a_step_inside_a_capture_of_somebody_else() -> None:
-    """As ``torch.cuda.graph`` around the model: each layer's leases are the graph's own, and replays compute the step."""
+    """As ``torch.cuda.graph`` around the model: a replay computes the step."""
     with simulated.Device(memory="host", execution="deferred") as device, torch.no_grad():
         ws = workspace.create("event_fenced", device=device, headroom=4.0)
         options = Options()
