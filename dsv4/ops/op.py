@@ -77,6 +77,7 @@ class Op:
         self._arguments = self.inputs | self.outs | self.scratch
         self._sound: set[tuple[Any, ...]] = set()
         self._fast = kernels.FAST.get(self.name)
+        self._count = len(self.outs)
         self._results = Results(self._places, self.outs | self.scratch)
 
     def __repr__(self) -> str:
@@ -136,8 +137,12 @@ class Op:
                 names = ", ".join(sorted(self.untold)) or "none"
                 raise OpError(f"returning form of {self.name} was given {[*dims]}", f"pass its dims: {names}") from None
             return self._dispatched(inputs, None, None)  # which says what is wrong with them
-        count = len(self.outs)
-        return self(*inputs, out=tuple(made[:count]), scratch=tuple(made[count:]))
+        fast, count = self._fast, self._count
+        if fast is None or is_compiling() or kernels.dispatch_modes() or kernels.function_modes():
+            return self._dispatched(inputs, made[:count], made[count:])
+        if fast(*inputs, *made):
+            return made[0] if count == 1 else made[:count]
+        return self._dispatched(inputs, made[:count], made[count:])
 
     @property
     def untold(self) -> frozenset[str]:

@@ -12,7 +12,8 @@ from dsv4.ops.argument import LIKE, NAME, WIDE, Argument
 KEPT = 1024
 """Combinations of sizes that are remembered."""
 
-empty = torch.empty
+Known = tuple[tuple[tuple[int, ...], torch.dtype | None], ...]
+"""Shapes, and dtypes where they are not those of the tensor that is asked."""
 
 
 class Results:
@@ -46,28 +47,31 @@ class Results:
         missing = not activations and any(one.dtype in (LIKE, WIDE) for one in self._wanted)
         self.untold = frozenset(names - told.keys()) | ({"dtype"} if missing else set())
         self._like = activations[0] if activations else always[0][0]
-        self._known: dict[tuple[Any, ...], tuple[tuple[tuple[int, ...], torch.dtype], ...]] = {}
+        self._known: dict[tuple[Any, ...], Known] = {}
 
-    def __call__(self, inputs: Sequence[Any], dims: Mapping[str, Any]) -> list[torch.Tensor]:
+    def __call__(self, inputs: Sequence[Any], dims: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
         """New tensors in the order of `wanted`; raises KeyError where what is untold is missing, or more is told."""
         like = inputs[self._like]
         key = (like.dtype, *[inputs[place].size(axis) for place, axis in self._sizes], *dims.items())
         known = self._known.get(key)
         if known is None:
             known = self._shapes(key, like.dtype, dims)
-        device = like.device
-        return [empty(shape, dtype=dtype, device=device) for shape, dtype in known]
+        new = like.new_empty
+        # A keyword costs as much as the key.
+        return tuple([new(shape) if dtype is None else new(shape, dtype=dtype) for shape, dtype in known])
 
-    def _shapes(
-        self, key: tuple[Any, ...], like: torch.dtype, dims: Mapping[str, Any]
-    ) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
+    def _shapes(self, key: tuple[Any, ...], given: torch.dtype, dims: Mapping[str, Any]) -> Known:
         if dims.keys() != self.untold:
             raise KeyError(*sorted(self.untold ^ dims.keys()))
         if len(self._known) >= KEPT:
             self._known.clear()
         bound: dict[str, Any] = dict(zip(self._dims, key[1:], strict=False))
         bound.update(dims)
-        like = bound.pop("dtype", like)
-        shapes = tuple((one.spec(like, bound).resolve({})[0], one.dtypes(like)[0]) for one in self._wanted)
-        self._known[key] = shapes
-        return shapes
+        like = bound.pop("dtype", given)
+        found = []
+        for one in self._wanted:
+            shape, _ = one.spec(like, bound).resolve({})
+            dtype = one.dtypes(like)[0]
+            found.append((shape, None if dtype is given else dtype))
+        self._known[key] = tuple(found)
+        return self._known[key]
