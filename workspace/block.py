@@ -65,6 +65,10 @@ class Slab:
         start = -buffer.address % ALIGNMENT
         return cls(buffer, start, (buffer.nbytes - start) // ALIGNMENT * ALIGNMENT)
 
+    def has_memory(self) -> bool:
+        """Whether there is memory behind its addresses, which a sleep may have taken."""
+        return bool(getattr(self.buffer, "mapped", True))
+
     def blocks(self) -> list[Block]:
         found = [self.first]
         while (following := found[-1].next) is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from workspace.errors import CapacityError, GraphError, SleepError
+from workspace.errors import CapacityError, CaptureError, GraphError, SleepError
 from workspace.explain import call_site
 from workspace.lazy import LazyLease
 from workspace.lease import Lease
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from workspace.graph import Graph
     from workspace.holding import Pinnable
     from workspace.pins import Pins
+    from workspace.timeline import Timeline
     from workspace.workspace import Workspace
 
 
@@ -44,8 +45,16 @@ class Sleeper(Protocol):
 
 
 def put_to_sleep(workspaces: list[Workspace]) -> int:
-    """See `Workspace.sleep`. All of them or, where one is refused, none; called with the timeline's lock held."""
+    """See `Workspace.sleep`. All that are awake or, where one is refused, none."""
     timeline = workspaces[0].timeline
+    with timeline.lock:
+        timeline.ready()
+        timeline.settle_releases()
+        awake = [ws for ws in workspaces if not ws.closed and not ws.asleep]
+        return _put_to_sleep(awake, timeline) if awake else 0
+
+
+def _put_to_sleep(workspaces: list[Workspace], timeline: Timeline) -> int:
     if timeline.captures:
         names = ", ".join(sorted(capture.name for capture in timeline.captures.values()))
         raise SleepError(f"sleep() while {names} is open", "sleep before captures begin or after they have ended")
@@ -71,7 +80,17 @@ def put_to_sleep(workspaces: list[Workspace]) -> int:
 
 
 def wake_up(workspaces: list[Workspace]) -> int:
-    """See `Workspace.wake`. All of them or none; called with the timeline's lock held."""
+    """See `Workspace.wake`. All that are asleep or none."""
+    timeline = workspaces[0].timeline
+    with timeline.lock:
+        timeline.ready()
+        asleep = [ws for ws in workspaces if not ws.closed and ws.asleep]
+        if asleep and timeline.current().capture is not None:
+            raise CaptureError("wake() inside a capture", "wake before the capture begins")
+        return _wake_up(asleep) if asleep else 0
+
+
+def _wake_up(workspaces: list[Workspace]) -> int:
     taken = 0
     woken: list[Sleeper] = []
     try:

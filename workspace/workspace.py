@@ -580,15 +580,10 @@ class Workspace:
         """
         if self._root is not None:
             return self._root.sleep()
+        if self.closed:
+            raise WorkspaceError(f"{self!r} is closed", "create another")
         self._await_graphs()
-        timeline = self.timeline
-        with timeline.lock:
-            if self.closed:
-                raise WorkspaceError(f"{self!r} is closed", "create another")
-            timeline.ready()
-            timeline.settle_releases()
-            awake = [one for one in (self, *self._own_children()) if not one.closed and not one.asleep]
-            return put_to_sleep(awake) if awake else 0
+        return put_to_sleep([self, *self._own_children()])
 
     def wake(self) -> int:
         """Take as much memory as `sleep` gave back; returns the bytes. Of a workspace that is awake, no error.
@@ -600,15 +595,7 @@ class Workspace:
         CaptureError
             The current stream captures.
         """
-        if self._root is not None:
-            return self._root.wake()
-        timeline = self.timeline
-        with timeline.lock:
-            timeline.ready()
-            asleep = [one for one in (self, *self._own_children()) if not one.closed and one.asleep]
-            if asleep and timeline.current().capture is not None:
-                raise CaptureError("wake() inside a capture", "wake before the capture begins")
-            return wake_up(asleep) if asleep else 0
+        return wake_up([self, *self._own_children()]) if self._root is None else self._root.wake()
 
     @property
     def asleep(self) -> bool:
@@ -657,7 +644,7 @@ class Workspace:
             self.timeline.settle_releases()
             if self.timeline.captures:
                 return 0
-            freed = self.provider.trim() + sum(child.trim() for child in self._own_children())
+            freed = (0 if self.asleep else self.provider.trim()) + sum(child.trim() for child in self._own_children())
             self.driver.trim()
             return freed
 

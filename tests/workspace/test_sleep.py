@@ -41,8 +41,8 @@ def test_every_strategy_sleeps_and_wakes(strategy: str, restorable: bool) -> Non
     device, ws = host(strategy, restorable=restorable, allow_unsafe=True)
     used(ws)
     held, growths = ws.snapshot().reserved, ws.snapshot().growths
-    assert ws.sleep() == held and ws.sleep() == 0
-    assert ws.snapshot().reserved == 0 and ws.snapshot().asleep and device.memory.used == 0
+    assert ws.sleep() == held and ws.sleep() == 0 and ws.trim() == 0
+    assert ws.snapshot().reserved == 0 and not ws.snapshot().slabs and ws.snapshot().asleep and device.memory.used == 0
     for asking in (lambda: ws.acquire(BYTES, N=MIB), lambda: ws.empty((4,), torch.uint8), ws.capture, ws.reserve):
         with pytest.raises(SleepError, match="wake"):
             asking()

@@ -322,7 +322,7 @@ class Pooled:
         return taken
 
     def held(self) -> Held:
-        slabs = tuple(slab.nbytes for slab in self.pool.slabs)
+        slabs = tuple(slab.nbytes for slab in self.pool.slabs if slab.has_memory())
         if not isinstance(self.source, DriverSource):
             return Held(self.pool.allocated, sum(slabs), sum(slabs), slabs=slabs)
         retired = list(self.source.retired.values())

@@ -172,7 +172,7 @@ class Unfenced:
 
     def held(self) -> Held:
         self._discard(self._replaced)
-        slabs = tuple(slab.nbytes for slab in self._places.values())
+        slabs = tuple(slab.nbytes for slab in self._places.values() if slab.has_memory())
         shelved = sum(block.nbytes for shelf in self._shelves for block in list(shelf))
         return Held(
             allocated=self._taken - shelved, reserved=self.source.reserved, peak_reserved=self.source.peak,
