@@ -14,7 +14,9 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 SWEEP_ARGS ?=
 PROOF_ARGS ?=
-PYTEST_ARGS ?= -n 2
+# As many as there are cores, 14 at most: each holds a model, and on a GPU machine a context.
+WORKERS := $(shell cores=$$(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2); echo $$((cores < 14 ? cores : 14)))
+PYTEST_ARGS ?= -n $(WORKERS)
 SOURCES = $(wildcard workspace dsv4 benchmarks examples tests)
 
 ifdef NO_INSTALL

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -14,11 +16,18 @@ def _why_not() -> str:
     return kernels.MISSING
 
 
+CACHED = 1 << 30
+"""Bytes that PyTorch's allocator may keep from test to test: many processes share the device."""
+
+
 @pytest.fixture(autouse=True)
-def kernels_there() -> None:
+def kernels_there() -> Iterator[None]:
     reason = _why_not()
     if reason:
         pytest.skip(reason)
+    yield
+    if torch.cuda.memory_reserved() > CACHED:
+        torch.cuda.empty_cache()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
