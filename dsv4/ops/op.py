@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from dsv4.ops import kernels
 from dsv4.ops.argument import ANY, LIKE, Argument
 from dsv4.ops.errors import OpError
+from dsv4.ops.kernels import dispatch_modes, function_modes
 from dsv4.ops.results import Results
 from workspace import Layout, Slot, TensorSpec
 from workspace.errors import LayoutError
@@ -104,10 +105,10 @@ class Op:
     # -- call ------------------------------------------------------------------------------------------------
     def __call__(self, *inputs: Any, out: Any = None, scratch: Any = None) -> Any:
         fast = self._fast
-        if fast is None or is_compiling() or kernels.dispatch_modes() or kernels.function_modes():
+        if fast is None or is_compiling() or dispatch_modes() or function_modes():
             return self._dispatched(inputs, out, scratch)
         outs = out if type(out) is tuple else _listed(out)
-        parts = scratch if type(scratch) is tuple else _listed(scratch)
+        parts = () if scratch is None else scratch if type(scratch) is tuple else _listed(scratch)
         # The kernel's own checks are the op's; whatever it does not take goes the long way.
         if fast(*inputs, *outs, *parts):
             return outs[0] if len(outs) == 1 else outs
@@ -138,7 +139,7 @@ class Op:
                 raise OpError(f"returning form of {self.name} was given {[*dims]}", f"pass its dims: {names}") from None
             return self._dispatched(inputs, None, None)  # which says what is wrong with them
         fast, count = self._fast, self._count
-        if fast is None or is_compiling() or kernels.dispatch_modes() or kernels.function_modes():
+        if fast is None or is_compiling() or dispatch_modes() or function_modes():
             return self._dispatched(inputs, made[:count], made[count:])
         if fast(*inputs, *made):
             return made[0] if count == 1 else made[:count]
