@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from workspace.errors import GraphError, WorkspaceError
+from workspace.errors import GraphError, SleepError, WorkspaceError
 from workspace.holding import Footprint
 from workspace.streams import CURRENT, Stream
 
@@ -24,7 +24,7 @@ class Graph:
     Attributes
     ----------
     refusal
-        Why it cannot be replayed though it was captured to its end: error, problem and remedy. None while it can.
+        Why it can never be replayed again though nobody released it: error, problem and remedy.
     """
 
     def __init__(self, timeline: Timeline, name: str) -> None:
@@ -121,6 +121,9 @@ class Graph:
         if self.refusal is not None:
             kind, problem, remedy = self.refusal
             raise kind(f"graph {self.name!r} {problem}", remedy)
+        if self.pins is not None and self.pins.sleeping:
+            who = ", ".join(self.pins.sleeping.values())
+            raise SleepError(f"graph {self.name!r} is replayed while {who} sleeps", "call wake() of it first")
         if self.released or self.pins is None:
             state = "is released" if self.released else "has not been captured to its end"
             raise GraphError(f"graph {self.name!r} {state}", "replay between the end of the capture and release()")

@@ -20,6 +20,8 @@ class Pins:
         Identities of the providers whose bytes it uses; none for a graph that is no business of the library.
     graph
         The library's graph, where there is one.
+    sleeping
+        Workspaces that sleep, and since when, by the identities of their providers.
     memory
         Tensors of the framework's allocator declared used in the capture.
     raw
@@ -34,6 +36,7 @@ class Pins:
         self.memory = list(capture.memory)
         self.raw = capture.raw
         self.graph: weakref.ref[Graph] | None = None
+        self.sleeping: dict[int, str] = {}
         self.providers = {id(provider) for provider in capture.providers} | {id(one.parent) for one in self.kept}
         self._alive = 0
         if self.providers:

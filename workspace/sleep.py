@@ -17,7 +17,6 @@ from workspace.single import Single
 from workspace.snapshot import take_snapshot
 
 if TYPE_CHECKING:
-    from workspace.graph import Graph
     from workspace.holding import Pinnable
     from workspace.pins import Pins
     from workspace.timeline import Timeline
@@ -69,8 +68,8 @@ def _put_to_sleep(workspaces: list[Workspace], timeline: Timeline) -> int:
     given = 0
     for ws in workspaces:
         ws.asleep_since = site
-        for graph in _graphs(ws):
-            graph.refusal = SleepError, f"is replayed while its workspace sleeps (since {site})", "call ws.wake() first"
+        for pins in _pins(ws):
+            pins.sleeping[id(ws.provider)] = f"{ws!r} (since {site})"
         for one in _sharing(ws):
             one.forget_requests()
         if isinstance(ws.strategy_object, Sleeper):
@@ -105,8 +104,8 @@ def _wake_up(workspaces: list[Workspace]) -> int:
         raise
     for ws in workspaces:
         ws.asleep_since = ""
-        for graph in _graphs(ws):
-            graph.refusal = None
+        for pins in _pins(ws):
+            pins.sleeping.pop(id(ws.provider), None)
     return taken
 
 
@@ -120,11 +119,6 @@ def _sharing(ws: Workspace) -> Iterable[Workspace]:
 
 def _pins(ws: Workspace) -> list[Pins]:
     return [pins for pins in ws.timeline.pins if id(ws.provider) in pins.providers]
-
-
-def _graphs(ws: Workspace) -> list[Graph]:
-    """Graphs that can still be replayed through the library."""
-    return [graph for pins in _pins(ws) if (graph := pins.replayable()) is not None]
 
 
 def _doomed(ws: Workspace) -> list[Pins]:

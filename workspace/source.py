@@ -111,6 +111,10 @@ class DriverSource:
         self.timeline.drain()
         return True
 
+    def pinned(self) -> tuple[str, ...]:
+        """Owners of the views that keep memory."""
+        return tuple(sorted({*self.viewed, *(owner for _, owners in self.retired.values() for owner in owners)}))
+
     # -- sleep -----------------------------------------------------------------------------------------------
     def unmap(self, slabs: list[Slab]) -> int:
         """Take the memory from behind slabs, except those that somebody still views; returns the bytes.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from workspace.errors import ArgumentError, CapacityError, CaptureError, LeaseReleased, SizeError
 from workspace.slot import Slot
-from workspace.streams import CURRENT, Event
+from workspace.streams import CURRENT, Event, Stream
 
 if TYPE_CHECKING:
     from workspace.timeline import Timeline
@@ -25,12 +25,12 @@ class StagingSlot:
         Its bytes, writable: ``memory[:3] = b"abc"``, ``numpy.frombuffer(slot.memory, dtype)``. Not to be kept.
     """
 
-    __slots__ = ("_events", "_host", "_open", "_timeline", "memory")
+    __slots__ = ("_copies", "_host", "_open", "_timeline", "memory")
 
     def __init__(self, timeline: Timeline, nbytes: int) -> None:
         self._timeline = timeline
         self._host = timeline.driver.pinned(nbytes)
-        self._events: dict[int, Event] = {}
+        self._copies: dict[Stream, Event | None] = {}
         self._open = False
         array: Any = (ctypes.c_ubyte * nbytes).from_address(self._host.data_ptr())
         self.memory = memoryview(array).cast("B")
@@ -73,9 +73,10 @@ class StagingSlot:
             nbytes = tensor.numel() * tensor.element_size()
             self._check(tensor, nbytes, offset)
             if nbytes:
+                self._copies[target] = None  # until its event is recorded, only an idle stream tells of the end
                 timeline.driver.upload(self._host, offset, tensor, target.key)
                 # Its own, which later records on the stream do not move.
-                self._events[target.id] = timeline.exact_event(target)
+                self._copies[target] = timeline.exact_event(target)
 
     def _check(self, tensor: Any, nbytes: int, offset: int) -> None:
         if not getattr(tensor, "is_contiguous", lambda: True)():
@@ -90,10 +91,13 @@ class StagingSlot:
     def await_copies(self) -> None:
         """Block the host until every copy out of the slot is over."""
         timeline = self._timeline
-        while self._events:
-            used, event = next(iter(self._events.items()))
-            timeline.await_event(event)
-            del self._events[used]
+        while self._copies:
+            stream, event = next(iter(self._copies.items()))
+            if event is None:
+                timeline.synchronize(stream)
+            else:
+                timeline.await_event(event)
+            del self._copies[stream]
 
 
 class Staging:

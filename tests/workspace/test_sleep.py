@@ -136,6 +136,53 @@ def test_a_graph_lives_through_it_or_says_why_not(strategy: str, restorable: boo
     ws.close()
 
 
+@pytest.mark.parametrize("owned", [False, True], ids=["two workspaces", "an owner"])
+def test_a_graph_of_two_workspaces_waits_for_both(owned: bool) -> None:
+    """It is refused until every one whose bytes it uses is awake, and the refusal names the one that sleeps."""
+    device, target = host(restorable=True, owners={"draft": "per_stream"})
+    draft = target.owner("draft") if owned else workspace.create("per_stream", device=device, restorable=True)
+    with target.on(target.stream("main")):
+        for one in (target, draft):
+            one.declare(BYTES, N=MIB, lane="main")
+            one.reserve()
+        with target.capture() as capture, target.lease(BYTES, N=MIB), draft.lease(BYTES, N=MIB):
+            pass
+        target.sleep()
+        draft.sleep()
+        for first, second in ((target, draft), (draft, target)):
+            first.wake()
+            for one in (target, draft):  # a workspace wakes its owners
+                if one.asleep:
+                    with pytest.raises(SleepError, match=repr(one)):
+                        capture.graph.replay()
+            second.wake()
+            capture.graph.replay()
+            second.sleep()
+            with pytest.raises(SleepError, match=repr(second)):
+                capture.graph.replay()
+            first.sleep()
+        target.wake()
+        draft.wake()
+        capture.graph.replay()
+
+
+@KEPT
+def test_a_view_of_the_unsafe_pool_keeps_its_slab(restorable: bool) -> None:
+    """No strategy takes memory from behind a tensor that somebody holds; the owner is listed."""
+    _, ws = host("unfenced", restorable=restorable, allow_unsafe=True)
+    with ws.lease(BYTES, N=MIB) as lease:
+        view = lease.x
+    view.fill_(3)
+    ws.sleep()
+    assert ws.snapshot().reserved >= MIB and ws.snapshot().pinned == ("bytes",)
+    assert view.unique().tolist() == [3]
+    del view
+    gc.collect()
+    ws.wake()
+    ws.sleep()
+    assert ws.snapshot().reserved == 0 and ws.snapshot().pinned == ()
+
+
 @pytest.mark.parametrize("strategy", POOLED)
 def test_a_graph_without_bytes_is_nobodys_loss(strategy: str) -> None:
     """A graph that leases nothing stays valid where addresses are not kept."""

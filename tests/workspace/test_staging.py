@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,15 @@ import torch
 import workspace
 from tests.workspace.scene import BYTES, MIB, SLAB, host
 from workspace import Layout, spec
-from workspace.errors import ArgumentError, CapacityError, CaptureError, LayoutError, LeaseReleased, SizeError
+from workspace.errors import (
+    ArgumentError,
+    CapacityError,
+    CaptureError,
+    DriverError,
+    LayoutError,
+    LeaseReleased,
+    SizeError,
+)
 from workspace.simulated import Device, InOrder
 from workspace.testing.schedules import SLOW, Delays
 
@@ -83,6 +92,28 @@ def test_a_copy_that_is_waited_for_is_known_to_be_over(waited: bool) -> None:
         device.launch("write again", writes=[lease.x])
     assert ws.snapshot().fences == (0 if waited else 1)
     assert device.verdict() == "SAFE"
+
+
+def test_a_copy_without_an_event_is_waited_for_with_its_stream() -> None:
+    """The copy is under way and its event could not be recorded: the slot is not filled before the stream is idle."""
+    device, ws = deferred()
+    staging = ws.staging("ids", 16, slots=1)
+    out = ws.driver.empty((16,), torch.uint8, 0)
+    driver: Any = ws.driver
+    record = driver.record
+
+    def failing(event: int, stream: int) -> None:
+        raise DriverError("cuEventRecord failed", "try again", code=1, verb="cuEventRecord", sticky=False)
+
+    with pytest.raises(DriverError), staging.fill() as slot:
+        slot.memory[:] = b"\1" * 16
+        driver.record = failing
+        slot.upload(out)
+    driver.record = record
+    with staging.fill() as slot:
+        slot.memory[:] = b"\2" * 16
+    device.synchronize()
+    assert out.tolist() == [1] * 16
 
 
 def test_slots_being_filled_are_nobody_elses() -> None:

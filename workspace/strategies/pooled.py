@@ -331,7 +331,7 @@ class Pooled:
             reserved=self.source.reserved,
             peak_reserved=self.source.peak,
             retired=sum(nbytes for nbytes, _ in retired),
-            pinned=tuple(sorted({*self.source.viewed, *(owner for _, owners in retired for owner in owners)})),
+            pinned=self.source.pinned(),
             slabs=slabs,
             growths=self.growths,
         )

@@ -61,7 +61,7 @@ class Unfenced:
 
     def _find(self, request: Request, stream: Stream) -> Slab:
         """The place of a request's layout, made or replaced where there is none that is large enough."""
-        name = request.resolved.layout.family or request.owner
+        name = _place(request)
         slab = self._places.get(name)
         if slab is None or slab.nbytes < request.nbytes:
             if self.locked:
@@ -84,6 +84,13 @@ class Unfenced:
         for shelf in self._shelves:
             self._discard(shelf)
         self._blocks, self._shelves, self._views = set(), set(), {}
+
+    def _watch_views(self) -> None:
+        """Let places know of all views, so that those which somebody else holds count."""
+        for block in self._blocks:
+            block.drop_views()
+        for request, tensors in self._views.items():  # those of captures, whose blocks nobody keeps
+            self._places[_place(request)].watch(request.owner, tensors)
 
     def _discard(self, shelf: Shelf) -> None:
         while shelf:
@@ -141,11 +148,13 @@ class Unfenced:
 
     def quiesce(self) -> int:
         """See `workspace.sleep.Sleeper`."""
-        self._forget_views()
-        self._discard(self._replaced)
+        for shelf in (*self._shelves, self._replaced):
+            self._discard(shelf)
         return self._taken
 
     def sleep(self) -> int:
+        self._watch_views()
+        self._forget_views()
         slabs = list(self._places.values())
         if self.source.restorable:
             return self.source.unmap(slabs)
@@ -176,8 +185,14 @@ class Unfenced:
         shelved = sum(block.nbytes for shelf in self._shelves for block in list(shelf))
         return Held(
             allocated=self._taken - shelved, reserved=self.source.reserved, peak_reserved=self.source.peak,
-            retired=sum(nbytes for nbytes, _ in self.source.retired.values()), slabs=slabs, growths=self.growths,
+            retired=sum(nbytes for nbytes, _ in self.source.retired.values()), pinned=self.source.pinned(),
+            slabs=slabs, growths=self.growths,
         )  # fmt: skip
 
     def close(self) -> None:
         """Called at a capture's end too, where the places live on."""
+
+
+def _place(request: Request) -> str:
+    """The name of the place a request's layout has."""
+    return request.resolved.layout.family or request.owner
