@@ -59,13 +59,15 @@ class Clocks:
         return covered
 
     def wait(self, stream: int, covered: Seen) -> None:
-        """The stream's later work comes after the event. Called *after* the device's wait has returned."""
-        seen = self.seen[stream]
-        if covered.get(stream, 0) >= self._waited[stream]:
-            # The event comes after all this stream has waited for, so it knows at least as much: nothing to compare.
-            seen.update(covered)
-        else:
-            merge(seen, covered)
+        """The stream's later work comes after the event. Called *after* the device's wait has returned.
+
+        What is seen, or covered, never changes in place: a stream shares it with the event.
+        """
+        if covered.get(stream, 0) < self._waited[stream]:
+            covered = {**self.seen[stream], **covered}
+            merge(covered, self.seen[stream])
+        # Else the event comes after all this stream has waited for, so it knows at least as much: nothing to compare.
+        self.seen[stream] = covered
         self._waited[stream] = self.epoch[stream]
 
     def complete(self, covered: Seen) -> None:

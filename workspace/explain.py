@@ -28,6 +28,9 @@ Tally = list[int]
 Note = tuple[CodeType, int, str, str, Tally]
 """Code and instruction of a call, owner and site of who used the bytes before, and where it is counted."""
 
+LOOKED_UP, ONE_IN = 64, 8
+"""Fences of a request that are all looked up; of those that follow one in so many is, and stands for the others."""
+
 NOTES_KEPT = 16
 """Notes of a request; what is fenced at more places is looked up each time."""
 
@@ -106,13 +109,19 @@ class Explanations:
     def fence(self, request: Request, block: Block, stream: Stream, owner: Stream, needs: int, knows: int) -> None:
         """A fence for a request, which had a block's last use on `owner` to wait for.
 
-        A request remembers its call sites by instruction, so that one that fences again and again is not looked up.
+        A request remembers its call sites by instruction. The number of its fences is exact; from the 64th at one place
+        on, those that come between two looks at the call site are counted where the first of them was.
         """
+        last = request.noted
+        if last is not None and last[0] >= LOOKED_UP and last[0] % ONE_IN:
+            last[0] += 1
+            return
         frame = _outside(sys._getframe(1))
         other = block.request.owner if block.request is not None else ""
         for code, instruction, before, site, tally in request.notes:
             if code is frame.f_code and instruction == frame.f_lasti and before is other and site is block.site:
                 tally[0] += 1
+                request.noted = tally
                 return
         key: Key = ("fence", request.owner, _site(frame), other, block.site)
         tally = self._count(key, f"{stream.name} knows {owner.name} up to {knows}, needs {needs}")

@@ -19,7 +19,7 @@ from workspace import timeline
 from workspace.block import Block, Shelf, Slab
 from workspace.clocks import Clocks
 from workspace.errors import ConfigError, DriverError, WorkspaceError
-from workspace.explain import Explanations
+from workspace.explain import LOOKED_UP, ONE_IN, Explanations
 from workspace.fork import Branch, Fork
 from workspace.holding import Held, Holding
 from workspace.layout import Extent, Layout
@@ -61,6 +61,8 @@ _GIVEN: dict[str, Any] = {
     "IDLE": IDLE,
     "PLAIN": PLAIN,
     "FORKED": FORKED,
+    "LOOKED_UP": LOOKED_UP,
+    "ONE_IN": ONE_IN,
     "modes": torch._C._len_torch_dispatch_stack,
     "grad_enabled": torch.is_grad_enabled,
 }

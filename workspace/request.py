@@ -12,7 +12,7 @@ from workspace.lazy import lazy_type
 from workspace.lease import lease_type
 
 if TYPE_CHECKING:
-    from workspace.explain import Note
+    from workspace.explain import Note, Tally
     from workspace.pool import Pool
     from workspace.streams import Stream
     from workspace.workspace import Workspace
@@ -42,8 +42,8 @@ class Request:
         direct, or without bytes, none otherwise.
     lender
         The pool that has put a block on a shelf of it; None before.
-    notes
-        Fences noted so far; see `workspace.explain.Explanations.fence`.
+    notes, noted
+        Fences noted so far, and where the last was counted; see `workspace.explain.Explanations.fence`.
     direct
         Whether nothing stands between lease and strategy, nor is to be done at each acquire.
     align
@@ -52,7 +52,7 @@ class Request:
 
     __slots__ = (
         "_positions", "align", "dims", "direct", "extents", "index", "key", "lead", "lease_type", "lender", "nbytes",
-        "notes", "owner", "payload", "ready", "resolved", "shelves", "timeline", "zero",
+        "noted", "notes", "owner", "payload", "ready", "resolved", "shelves", "timeline", "zero",
     )  # fmt: skip
 
     def __init__(
@@ -71,6 +71,7 @@ class Request:
         self.ready = self.shelves if kept else {}
         self.lender: Pool | None = None
         self.notes: list[Note] = []
+        self.noted: Tally | None = None
         self.owner = owner
         self.zero = zero
         self.extents: tuple[Extent, ...] = resolved.extents

@@ -17,6 +17,8 @@ class Field {
 
   // The rest is for a method's self, and for objects that a `get` has shown to be of the class.
   Ref get(PyObject* self) const { return Ref::of(at(self)); }
+  // Borrowed, or null: for a look while no Python runs.
+  PyObject* peek(PyObject* self) const { return at(self); }
   bool holds(PyObject* self, PyObject* value) const { return at(self) == value; }
   // Returns the old value, which may run a finaliser when it goes.
   Ref exchange(PyObject* self, Ref value) const { return Ref(std::exchange(at(self), value.release())); }

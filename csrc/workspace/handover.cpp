@@ -47,9 +47,10 @@ bool found(Handover& on, Order& order, const Ref& key) {
 // The first block on a shelf whose use precedes the stream's next work; -1: none, -2 with an exception set.
 Py_ssize_t ordered_on(const Handover& on, PyObject* shelf) {
   for (Py_ssize_t at = 0; at < PyList_GET_SIZE(shelf); ++at) {
-    const Ref block = Ref::of(PyList_GET_ITEM(shelf, at));
-    const Ref used = parts.block_.clock.get(block), epoch = parts.block_.epoch.get(block);
-    if (!used || !epoch) continue;
+    PyObject* const block = PyList_GET_ITEM(shelf, at);
+    if (!Py_IS_TYPE(block, parts.block)) continue;
+    PyObject *const used = parts.block_.clock.peek(block), *const epoch = parts.block_.epoch.peek(block);
+    if (used == nullptr || epoch == nullptr) continue;
     const int ordered = on.view.ordered(used, epoch);
     if (ordered != 0) return ordered < 0 ? -2 : at;
   }
@@ -87,8 +88,8 @@ Place chosen(const Handover& on) {
 
 // Adds one to a number in a slot. False with an exception set.
 bool add(const Field& to, PyObject* of, long one) {
-  const Ref before = to.get(of);
-  const long long value = before ? PyLong_AsLongLong(before.get()) : -1;
+  PyObject* const before = to.peek(of);
+  const long long value = before != nullptr ? PyLong_AsLongLong(before) : 0;
   if (value == -1 && PyErr_Occurred()) return false;
   Ref after(PyLong_FromLongLong(value + one));
   if (!after) return false;
@@ -104,8 +105,19 @@ bool count(PyObject* tally) {
   return after != nullptr && PyList_SetItem(tally, 0, after) == 0;
 }
 
+bool is_tally(PyObject* one) { return PyList_CheckExact(one) && PyList_GET_SIZE(one) == 1; }
+
+// Whether the next fence is counted where the last was, without a look: `workspace.explain.ONE_IN`.
+bool stands_for_it(PyObject* tally) {
+  const long times = PyLong_AsLong(PyList_GET_ITEM(tally, 0));
+  return times >= parts.looked_up && times % parts.one_in != 0;
+}
+
 // Where a fence at this instruction, for these two, is counted; empty where it is not known. No exception is set.
-Ref noted(const Ref& notes, const Ref& other, const Ref& site) {
+Ref noted(const Ref& request, const Ref& other, const Ref& site) {
+  PyObject* const last = parts.request_.noted.peek(request.get());
+  if (last != nullptr && is_tally(last) && stands_for_it(last)) return Ref::of(last);
+  const Ref notes = parts.request_.notes.get(request);
   PyFrameObject* const frame = PyEval_GetFrame();  // borrowed
   if (frame == nullptr || !notes || !PyList_Check(notes.get())) return Ref();
   const Ref code(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
@@ -115,8 +127,9 @@ Ref noted(const Ref& notes, const Ref& other, const Ref& site) {
     if (!PyTuple_CheckExact(note) || PyTuple_GET_SIZE(note) != 5 || !code.is(PyTuple_GET_ITEM(note, 0))) continue;
     if (!other.is(PyTuple_GET_ITEM(note, 2)) || !site.is(PyTuple_GET_ITEM(note, 3))) continue;
     PyObject* const tally = PyTuple_GET_ITEM(note, 4);
-    if (!PyList_CheckExact(tally) || PyList_GET_SIZE(tally) != 1) continue;
-    if (PyLong_AsLong(PyTuple_GET_ITEM(note, 1)) == instruction) return Ref::of(tally);
+    if (!is_tally(tally) || PyLong_AsLong(PyTuple_GET_ITEM(note, 1)) != instruction) continue;
+    parts.request_.noted.set(request.get(), Ref::of(tally));
+    return Ref::of(tally);
   }
   return Ref();
 }
@@ -138,7 +151,7 @@ int fenced(Order& order, const Ref& timeline, const Handover& on, const Ref& blo
   const Ref owner = parts.block_.stream.get(block);
   if (!epoch || !parts.stream_.capture.get(owner).is(Py_None)) return 0;
   const Ref other = parts.request_.owner.get(parts.block_.request.get(block)), site = parts.block_.site.get(block);
-  const Ref tally = noted(parts.request_.notes.get(on.request), other, site);
+  const Ref tally = noted(on.request, other, site);
   const Ref knows = tally ? Ref() : item(on.view.seen, used);  // before the fence
   if (PyErr_Occurred()) return -1;
   const int done = order.fence(owner, epoch, on.stream, on.view);
@@ -149,7 +162,7 @@ int fenced(Order& order, const Ref& timeline, const Handover& on, const Ref& blo
 
 // Counts a use that needed no fence, unless it is the stream's own. 1, or -1 with an exception set.
 int elided(const Handover& on, const Ref& block) {
-  const int own = same(parts.block_.clock.get(block), on.view.stream);
+  const int own = same(parts.block_.clock.get(block).get(), on.view.stream.get());
   if (own != 0) return own;
   return add(parts.pool_.elided, on.pool.get(), 1) ? 1 : -1;
 }

@@ -150,16 +150,15 @@ int Order::fence_now(const Ref& owner, const Ref& stream, const View& view) {
   if (done == Together::NOTHING && !enqueue(record_, names.record, record.event, owner)) return -1;
   const Ref event = recorded(std::move(record));
   if (done != Together::ALL) return wait(event, stream) ? 1 : -1;
-  return learn(view.stream, view.seen, parts.event_.covered.get(event)) ? 1 : -1;
+  return learn(view.stream, parts.event_.covered.get(event)) ? 1 : -1;
 }
 
 bool Order::wait(const Ref& event, const Ref& stream) {
   if (!enqueue(wait_, names.wait, event, stream)) return false;
-  const Ref id = parts.stream_.id.get(stream), seen = needed(parts.clocks_.seen.get(clocks_), id);
-  return seen && learn(id, seen, parts.event_.covered.get(event));
+  return learn(parts.stream_.id.get(stream), parts.event_.covered.get(event));
 }
 
-bool Order::learn(const Ref& id, const Ref& seen, const Ref& covered) {
+bool Order::learn(const Ref& id, const Ref& covered) {
   const Ref last_waits = parts.clocks_.waited.get(clocks_), waited = needed(last_waits, id);
   if (!waited) return false;
   Ref own = item(covered, id);
@@ -167,23 +166,37 @@ bool Order::learn(const Ref& id, const Ref& seen, const Ref& covered) {
   if (!own) return false;
   const int older = less(own, waited);
   if (older < 0) return false;
-  // An event that comes after all this stream has waited for knows at least as much: nothing to compare.
-  if (older ? !merge(seen, covered) : PyDict_Update(seen.get(), covered.get()) != 0) return false;
+  // What is seen, or covered, never changes in place: the stream shares it with the event, which knows at least as much
+  // where it comes after all that the stream has waited for.
+  const Ref all_seen = parts.clocks_.seen.get(clocks_);
+  Ref now = Ref::of(covered.get());
+  if (older) {
+    const Ref seen = needed(all_seen, id);
+    now = Ref(seen ? PyDict_Copy(covered.get()) : nullptr);
+    if (!now || !merge(now, seen)) return false;
+  }
+  if (PyDict_SetItem(all_seen.get(), id.get(), now.get())) return false;
   const Ref epoch = needed(parts.clocks_.epoch.get(clocks_), id);
   return epoch && PyDict_SetItem(last_waits.get(), id.get(), epoch.get()) == 0;
 }
 
 Order::View Order::view(const Ref& stream) {
-  return View{Ref::of(stream.get()), needed(parts.clocks_.seen.get(clocks_), stream), parts.clocks_.host.get(clocks_)};
+  View found{Ref::of(stream.get()), needed(parts.clocks_.seen.get(clocks_), stream), parts.clocks_.host.get(clocks_)};
+  if (found.seen && (!PyDict_CheckExact(found.seen.get()) || !found.host || !PyDict_CheckExact(found.host.get()))) {
+    PyErr_SetString(PyExc_TypeError, "what the clocks have seen is no dict");
+    found.seen = Ref();
+  }
+  return found;
 }
 
-int Order::View::ordered(const Ref& used, const Ref& epoch) const {
-  const int own = same(stream, used);
+int Order::View::ordered(PyObject* used, PyObject* epoch) const {
+  const int own = workspace::same(stream.get(), used);
   if (own != 0) return own;
   for (const Ref* known : {&seen, &host}) {
-    const Ref to = item(*known, used);
-    if (!to && PyErr_Occurred()) return -1;
-    if (!to) continue;  // epochs begin at 1: what is not seen comes after no use
+    if (PyDict_GET_SIZE(known->get()) == 0) continue;
+    PyObject* const to = PyDict_GetItemWithError(known->get(), used);  // borrowed: ints run no Python
+    if (to == nullptr && PyErr_Occurred()) return -1;
+    if (to == nullptr) continue;  // epochs begin at 1: what is not seen comes after no use
     const int earlier = less(to, epoch);
     if (earlier <= 0) return earlier < 0 ? -1 : 1;
   }
@@ -192,7 +205,7 @@ int Order::View::ordered(const Ref& used, const Ref& epoch) const {
 
 int Order::ordered(const Ref& stream, const Ref& used, const Ref& epoch) {
   const View from = view(stream);
-  return from.seen ? from.ordered(used, epoch) : -1;
+  return from.seen ? from.ordered(used.get(), epoch.get()) : -1;
 }
 
 namespace {

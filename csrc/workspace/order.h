@@ -16,7 +16,7 @@ class Order {
   struct View {
     Ref stream, seen, host;
     // Whether a use does; -1 with an exception set.
-    int ordered(const Ref& used, const Ref& epoch) const;
+    int ordered(PyObject* used, PyObject* epoch) const;
   };
   // Of a stream (an id). Nothing seen with an exception set.
   View view(const Ref& stream);
@@ -48,7 +48,7 @@ class Order {
  private:
   bool failed();
   bool enqueue(Ref& verb, PyObject* name, const Ref& event, const Ref& stream);
-  bool learn(const Ref& id, const Ref& seen, const Ref& covered);
+  bool learn(const Ref& id, const Ref& covered);
   // The stream's own event, and what a record on it now will cover.
   struct Record {
     Ref event, covered, epoch;

@@ -142,6 +142,7 @@ void find_fields(Given& given) {
   given.field(p.request_.lead, "Request", "lead");
   given.field(p.request_.lender, "Request", "lender");
   given.field(p.request_.nbytes, "Request", "nbytes");
+  given.field(p.request_.noted, "Request", "noted");
   given.field(p.request_.notes, "Request", "notes");
   given.field(p.request_.owner, "Request", "owner");
   given.field(p.request_.shelves, "Request", "shelves");
@@ -200,6 +201,7 @@ bool bind(PyObject* dict, PyObject* inlined) {
   p.branch = given.type("Branch");
   p.slot = given.type("Slot");
   p.shelf = given.type("Shelf");
+  p.block = given.type("Block");
   p.caching = given.type("Caching");
   p.upstream = given.type("Upstream");
   p.driver_error = given.object("DriverError");
@@ -210,6 +212,8 @@ bool bind(PyObject* dict, PyObject* inlined) {
   p.plain = given.object("PLAIN");
   p.forked = given.object("FORKED");
   p.plain_value = given.number("PLAIN");
+  p.looked_up = given.number("LOOKED_UP");
+  p.one_in = given.number("ONE_IN");
   if (!given.ok()) return false;
 
   const Ref pairs(PySequence_Fast(inlined, "the inlined methods are (class, name) pairs"));

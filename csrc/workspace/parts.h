@@ -43,10 +43,10 @@ struct Parts {
 
   // Classes; all references are kept for the life of the process.
   PyTypeObject *timeline, *clocks, *stream, *layout, *holding, *lease, *lazy, *fork, *branch, *slot, *caching, *upstream;
-  PyTypeObject *event, *shelf;
+  PyTypeObject *block, *event, *shelf;
   PyObject *driver_error, *workspace_error, *modes, *grad_enabled;
   PyObject *idle, *plain, *forked;
-  long plain_value;
+  long plain_value, looked_up, one_in;
 
   struct { Field busy, by_id, captures, clocks, current_key, driver, explanations, fences, lock, refusal, state, streams; } timeline_;
   struct { Field epoch, seen, host, waited; } clocks_;
@@ -56,7 +56,7 @@ struct Parts {
   struct { Field block, provider, state, tensors, request, workspace, t0, t1, t2; } lease_;
   struct { Field homes; } lazy_;
   struct {
-    Field direct, dims, extents, key, lead, lender, align, lease_type, nbytes, notes, owner, positions, ready, shelves, timeline, zero;
+    Field direct, dims, extents, key, lead, lender, align, lease_type, nbytes, noted, notes, owner, positions, ready, shelves, timeline, zero;
   } request_;
   struct { Field clock, epoch, epochs, first, offset, request, shelf, site, slab, stream; } block_;
   struct { Field blocks; } shelf_;

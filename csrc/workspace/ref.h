@@ -59,21 +59,19 @@ inline Ref item(const Ref& dict, const Ref& key) {
 }
 
 // Whether a < b, as for epochs, which are ints; -1 with an exception set.
-inline int less(const Ref& a, const Ref& b) {
-  if (PyLong_CheckExact(a.get()) && PyLong_CheckExact(b.get())) {
+inline int less(PyObject* a, PyObject* b) {
+  if (PyLong_CheckExact(a) && PyLong_CheckExact(b)) {
     int far_a = 0, far_b = 0;
-    const long long one = PyLong_AsLongLongAndOverflow(a.get(), &far_a);
-    const long long other = PyLong_AsLongLongAndOverflow(b.get(), &far_b);
+    const long long one = PyLong_AsLongLongAndOverflow(a, &far_a);
+    const long long other = PyLong_AsLongLongAndOverflow(b, &far_b);
     if (far_a == 0 && far_b == 0) return one < other;
   }
-  return PyObject_RichCompareBool(a.get(), b.get(), Py_LT);
+  return PyObject_RichCompareBool(a, b, Py_LT);
 }
+inline int less(const Ref& a, const Ref& b) { return less(a.get(), b.get()); }
 
 // Whether two are the same number; -1 with an exception set.
-inline int same(const Ref& a, const Ref& b) {
-  if (a.is(b.get())) return 1;
-  return PyObject_RichCompareBool(a.get(), b.get(), Py_EQ);
-}
+inline int same(PyObject* a, PyObject* b) { return a == b ? 1 : PyObject_RichCompareBool(a, b, Py_EQ); }
 
 inline bool is_true(const Ref& value) { return value.is(Py_True); }
 

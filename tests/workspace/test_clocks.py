@@ -45,6 +45,29 @@ class CoversWhatFollows(Clocks):
         self.epoch[stream] += 1
         return covered
 
+    def wait(self, stream: int, covered: Seen) -> None:
+        merge(self.seen[stream], covered)
+        self._waited[stream] = self.epoch[stream]
+
+
+class ChangesWhatItShares(Clocks):
+    """A wait for an older event adds to what an event covers that the stream shares."""
+
+    def wait(self, stream: int, covered: Seen) -> None:
+        if covered.get(stream, 0) >= self._waited[stream]:
+            self.seen[stream] = covered
+        else:
+            merge(self.seen[stream], covered)
+        self._waited[stream] = self.epoch[stream]
+
+
+class TakesWhateverComes(Clocks):
+    """An older event replaces what the stream knows."""
+
+    def wait(self, stream: int, covered: Seen) -> None:
+        self.seen[stream] = covered
+        self._waited[stream] = self.epoch[stream]
+
 
 class ForgetsHost(Clocks):
     def ordered(self, stream: int, used: int, epoch: int) -> bool:
@@ -139,8 +162,8 @@ MUTANTS = [
     *map(
         with_clocks,
         (
-            SkipsMerge, SkipsTick, NotTransitive, CoversWhatFollows, ForgetsHost, OneTooGenerous, OneTooStrict,
-            TrustsNobody, LastWaitWins, BarrierForgetsOthers,
+            SkipsMerge, SkipsTick, NotTransitive, CoversWhatFollows, ChangesWhatItShares, TakesWhateverComes,
+            ForgetsHost, OneTooGenerous, OneTooStrict, TrustsNobody, LastWaitWins, BarrierForgetsOthers,
         ),
     ),
     TicksAfterRecord, MergesBeforeWait, KeepsOldRecord, BelievesEveryQuery, IgnoresQueries,
