@@ -23,6 +23,8 @@ class Graph:
 
     Attributes
     ----------
+    running
+        Replays that have begun and not ended, in any thread.
     refusal
         Why it can never be replayed again though nobody released it: error, problem and remedy.
     """
@@ -32,6 +34,7 @@ class Graph:
         self.name = name
         self.released = False
         self.pins: Pins | None = None
+        self.running = 0
         self.refusal: tuple[type[WorkspaceError], str, str] | None = None
         self._segments: list[DriverGraph | Callable[[], object]] = []
         self._breaks = False
@@ -105,9 +108,11 @@ class Graph:
             for lane in begun:
                 lane.end()
             raise
+        self.running += 1
 
     def _end(self, held: Footprint) -> None:
         assert self.pins is not None
+        self.running -= 1
         uses = held.stamped(self.timeline)
         for lane in self.pins.lanes:
             lane.leave(dict(uses))

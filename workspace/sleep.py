@@ -124,10 +124,11 @@ def _pins(ws: Workspace) -> list[Pins]:
 def _doomed(ws: Workspace) -> list[Pins]:
     """What is pinned by graphs that the sleep must destroy. Raises `SleepError` where the workspace is in use."""
     pinned = _pins(ws)
-    lanes: list[str] = getattr(ws.strategy_object, "under_way", list)()
+    lanes: set[str] = {*getattr(ws.strategy_object, "under_way", list)()}
+    lanes |= {graph.name for pins in pinned if (graph := pins.replayable()) is not None and graph.running}
     if lanes:
         raise SleepError(
-            f"sleep() while a capture or a replay of lane {', '.join(lanes)} has begun and not ended",
+            f"sleep() while a capture or a replay of lane {', '.join(sorted(lanes))} has begun and not ended",
             "sleep before it begins or after it has ended",
         )
     lent = _on_loan(ws, pinned)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from workspace.errors import ArgumentError, CapacityError, CaptureError, LeaseReleased, SizeError
+from workspace.errors import ArgumentError, CapacityError, CaptureError, LeaseReleased, SizeError, WorkspaceError
 from workspace.slot import Slot
 from workspace.streams import CURRENT, Event, Stream
 
@@ -111,12 +111,15 @@ class Staging:
         Of each slot.
     slots
         How many there are.
+    closed
+        Whether its workspace is.
     """
 
     def __init__(self, timeline: Timeline, name: str, nbytes: int, slots: int) -> None:
         self.name = name
         self.nbytes = nbytes
         self.slots = slots
+        self.closed = False
         self._waiting = deque(StagingSlot(timeline, nbytes) for _ in range(slots))
 
     def __repr__(self) -> str:
@@ -128,6 +131,8 @@ class Staging:
 
         Raises `CapacityError` while every slot is inside a ``with`` block, of this thread or another.
         """
+        if self.closed:
+            raise WorkspaceError(f"{self!r} belongs to a workspace that is closed", "create another")
         slot = self._taken()
         try:
             slot.await_copies()
@@ -147,7 +152,8 @@ class Staging:
                 capacity=self.slots, setting="slots",
             ) from None  # fmt: skip
 
-    def settle(self) -> None:
-        """Block the host until no copy reads any of the slots."""
+    def close(self) -> None:
+        """Block the host until no copy reads any of the slots; none is filled any more."""
+        self.closed = True
         for slot in list(self._waiting):
             slot.await_copies()

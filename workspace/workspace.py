@@ -713,7 +713,7 @@ class Workspace:
             child._end()
         self._persistent.clear()
         for staging in self._stagings.values():
-            staging.settle()
+            staging.close()
         self._stagings.clear()
         if self._root is None:
             self.provider.close()

@@ -246,6 +246,38 @@ def test_a_replay_that_has_begun_stands_against_it(restorable: bool) -> None:
     assert not ws.asleep
 
 
+@pytest.mark.parametrize("strategy", [*POOLED, "unfenced"])
+def test_a_replay_of_anothers_graph_stands_against_it(strategy: str) -> None:
+    """Whoever captured it: a graph that reads a lease of this workspace is not destroyed under its own replay."""
+    device, target = host(strategy, allow_unsafe=True)
+    draft = workspace.create("event_fenced", device=device)
+    found: list[BaseException] = []
+
+    def between() -> None:
+        if not asked:
+            return
+        try:
+            draft.sleep()
+        except SleepError as error:
+            found.append(error)
+
+    asked = False
+    with target.on(target.stream("main")):
+        target.declare(BYTES, N=MIB, lane="main")
+        target.reserve()
+        lease = draft.acquire(BYTES, N=MIB)
+        with target.capture() as capture, target.lease(BYTES, N=MIB):
+            capture.eager_break(between)
+        lease.release()
+        asked = True
+        for _ in range(2):
+            capture.graph.replay()
+        assert len(found) == 2 and not draft.asleep
+        draft.sleep()
+        with pytest.raises(GraphError, match="before its capture"):
+            capture.graph.replay()
+
+
 @KEPT
 @pytest.mark.parametrize("strategy", [*POOLED, "unfenced"])
 def test_a_wake_that_finds_no_memory_changes_nothing(strategy: str, restorable: bool) -> None:

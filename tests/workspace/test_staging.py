@@ -19,6 +19,7 @@ from workspace.errors import (
     LayoutError,
     LeaseReleased,
     SizeError,
+    WorkspaceError,
 )
 from workspace.simulated import Device, InOrder
 from workspace.testing.schedules import SLOW, Delays
@@ -169,10 +170,13 @@ def test_a_closed_workspace_has_waited_for_its_copies() -> None:
     device, ws = deferred()
     out = ws.driver.empty((16,), torch.uint8, 0)
     device.launch(SLOW)
-    with ws.staging("ids", 16).fill() as slot:
+    staging = ws.staging("ids", 16)
+    with staging.fill() as slot:
         slot.memory[:] = b"\7" * 16
         slot.upload(out)
     ws.close()
+    with pytest.raises(WorkspaceError, match="closed"), staging.fill():
+        pass
     assert ws.snapshot().staging == {} and out.tolist() == [7] * 16
 
 
