@@ -158,7 +158,7 @@ class Lease(Pinnable):
         """Tensors without bytes, which are kept for the next lease where nothing is to be done at each."""
         request = self.request
         if request.ready is request.shelves and self._state == IDLE and stream.capture is None:
-            self._take(request.without_bytes(stream))
+            self._take(request.unshelve(stream) or request.without_bytes(stream))
         else:
             empty = request.timeline.driver.empty
             self.lend([empty(one.shape, one.dtype, stream.key) for one in request.extents], stream)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -63,6 +65,20 @@ def test_an_empty_lease_that_is_used_elsewhere_comes_back() -> None:
             capture.graph.release()
     pool = ws.strategy_object.pool
     assert not any(pool.free.values()) and pool.taken == 0 and ws.snapshot().allocated == 0
+
+
+@pytest.mark.parametrize("settings", [{"foreign_captures": "query"}, {"allow_grad": True}])
+def test_the_long_way_takes_what_is_kept_too(settings: dict[str, Any]) -> None:
+    """Where each acquire goes it, nothing piles up."""
+    _, ws = scene(steady=True, **settings)
+    with torch.enable_grad() if "allow_grad" in settings else torch.no_grad():
+        first = None
+        for _ in range(5):
+            with ws.lease(ROWS, T=0) as lease:
+                first = first if first is not None else lease.a
+                assert lease.a is first
+    (request,) = ws._resolved.values()
+    assert [len(shelf) for shelf in request.shelves.values()] == [1]
 
 
 def test_an_empty_tensor_stands_for_no_bytes() -> None:
