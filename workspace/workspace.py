@@ -704,7 +704,7 @@ class Workspace:
         """Graphs released a moment ago may be under way still, and the driver says late that they are gone."""
         with self.timeline.lock:
             self.timeline.settle_releases()
-            some = any(one.graphs for one in (self, *self._own_children()))
+            some = any(one.graphs for one in (self, *self._own_children()) if one._root is None)
         if some:
             self.driver.settle()
 

@@ -78,6 +78,17 @@ def test_a_graph_that_lives_is_refused_as_before() -> None:
     ws.close()
 
 
+def test_an_owner_that_shares_the_pool_waits_for_nothing() -> None:
+    """The graphs are the workspace's."""
+    device, ws = scene(reserve=MIB)
+    kept = late(ws)
+    owner = ws.owner("draft")
+    captured(ws, device).release()
+    owner.close()
+    assert kept and owner.closed
+    ws.close()
+
+
 class Retaining:
     """libcuda's user objects: their destructors, called when a test wants."""
 
