@@ -143,3 +143,20 @@ class TestSleep:
         with ws.lease(BYTES, N=MIB) as lease:
             lease.x.fill_(6)
             assert bool((lease.x == 6).all())
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_another_device_sleeps_by_itself() -> None:
+    """Memory, copies and kernels are the other device's; the current one stays what it was."""
+    with torch.no_grad(), workspace.create("per_stream", device="cuda:1", restorable=True) as ws:
+        with ws.on(ws.stream("main")):
+            staging = ws.staging("bytes", MIB)
+            for value in (1, 2):
+                with ws.lease(BYTES, N=MIB) as lease, staging.fill() as slot:
+                    slot.memory[:] = bytes([value]) * MIB
+                    slot.upload(lease.x)
+                    copied = lease.x.clone()
+                assert lease.request.owner == "bytes" and copied.device.index == 1
+                assert bool((copied == value).all())
+                assert ws.sleep() == ws.wake() > 0
+        assert torch.cuda.current_device() == 0

@@ -180,8 +180,12 @@ class Mappings:
     def reclaim(self) -> None:
         """Give back what belongs to mappings that are gone; views of theirs may be read until the device is idle."""
         gone = [self.gone.popleft() for _ in range(len(self.gone))]
-        if gone:
-            self._idle()
+        try:
+            if gone:
+                self._idle()
+        except BaseException:
+            self.gone.extend(gone)
+            raise
         for address, size, mapped in gone:
             if mapped:
                 self.unmap(address, size)
