@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from workspace.errors import CapacityError, CaptureError, GraphError, SleepError
 from workspace.explain import call_site
+from workspace.holding import Footprint
 from workspace.lazy import LazyLease
 from workspace.lease import Lease
 from workspace.single import Single
@@ -57,6 +58,9 @@ def _put_to_sleep(workspaces: list[Workspace], timeline: Timeline) -> int:
     if timeline.captures:
         names = ", ".join(sorted(capture.name for capture in timeline.captures.values()))
         raise SleepError(f"sleep() while {names} is open", "sleep before captures begin or after they have ended")
+    if any(isinstance(one, Footprint) for one in timeline.state.held.holdings()):
+        # A strategy without lanes shows no other sign of it.
+        raise SleepError("sleep() in an eager break of a capture or a replay", "sleep after it has ended")
     doomed = {pins: ws for ws in workspaces for pins in _doomed(ws)}
     timeline.synchronize()
     site = call_site()

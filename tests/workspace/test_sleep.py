@@ -225,9 +225,10 @@ def test_what_is_in_use_is_named_and_nothing_changes(strategy: str, restorable: 
 
 
 @KEPT
-def test_a_replay_that_has_begun_stands_against_it(restorable: bool) -> None:
+@pytest.mark.parametrize("strategy", EVERY)
+def test_a_capture_or_replay_that_has_begun_stands_against_it(strategy: str, restorable: bool) -> None:
     """Host code between two segments of a graph cannot put the workspace to sleep under it."""
-    _, ws = host(restorable=restorable)
+    _, ws = host(strategy, restorable=restorable, allow_unsafe=True)
     found: list[BaseException] = []
 
     def between() -> None:
@@ -242,24 +243,29 @@ def test_a_replay_that_has_begun_stands_against_it(restorable: bool) -> None:
         with ws.capture() as capture, ws.lease(BYTES, N=MIB):
             capture.eager_break(between)
         capture.graph.replay()
-    assert len(found) == 2 and all("lane main" in str(one) for one in found)
+    assert len(found) == 2 and all("ended" in str(one) for one in found)
     assert not ws.asleep
 
 
 @pytest.mark.parametrize("strategy", [*POOLED, "unfenced"])
 def test_a_replay_of_anothers_graph_stands_against_it(strategy: str) -> None:
-    """Whoever captured it: a graph that reads a lease of this workspace is not destroyed under its own replay."""
+    """Whoever captured it, and whoever asks: neither a graph that reads a lease nor a lane sleeps under a replay."""
     device, target = host(strategy, allow_unsafe=True)
     draft = workspace.create("event_fenced", device=device)
     found: list[BaseException] = []
 
+    def elsewhere() -> None:
+        for one in (draft, target):
+            try:
+                one.sleep()
+            except SleepError as error:
+                found.append(error)
+
     def between() -> None:
-        if not asked:
-            return
-        try:
-            draft.sleep()
-        except SleepError as error:
-            found.append(error)
+        if asked:
+            thread = threading.Thread(target=elsewhere)
+            thread.start()
+            thread.join()
 
     asked = False
     with target.on(target.stream("main")):
@@ -272,7 +278,7 @@ def test_a_replay_of_anothers_graph_stands_against_it(strategy: str) -> None:
         asked = True
         for _ in range(2):
             capture.graph.replay()
-        assert len(found) == 2 and not draft.asleep
+        assert len(found) == 4 and not draft.asleep and not target.asleep
         draft.sleep()
         with pytest.raises(GraphError, match="before its capture"):
             capture.graph.replay()
