@@ -28,7 +28,7 @@ DELAY, LONGER, LENGTHS = 40_000_000, 10_000_000, 5
 """Cycles of the shortest delay, 20 ms at 2 GHz: longer than the host needs to enqueue what must wait for it. The next
 ones are longer, so that streams delayed one after the other do not wake at once."""
 
-ARENA = 1 << 30
+ARENA = 2 << 30
 """Bytes that the copies of one scenario may take."""
 
 MOMENTS = 2.0
