@@ -37,13 +37,11 @@ class Held(dict["Holding | Fork", None]):
 
     def acquired_inside(self, fork: Fork) -> list[Holding]:
         """What was acquired since a fork began."""
-        if next(reversed(self), None) is fork:
-            return []
         return [one for one in self._behind(fork) if isinstance(one, Holding)]
 
     def _behind(self, mark: Holding | Fork) -> list[Holding | Fork]:
-        everything = list(self)
-        return everything[everything.index(mark) + 1 :] if mark in self else []
+        everything = list(self)  # one step, also while another thread releases a lease of this one's
+        return everything[everything.index(mark) + 1 :] if mark in everything else []
 
 
 class Holding:

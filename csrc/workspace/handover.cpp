@@ -35,7 +35,9 @@ bool found(Handover& on, Order& order, const Ref& key) {
   if (!id || !parts.stream_.capture.get(on.stream).is(Py_None) || !parts.stream_.exact.get(on.stream).is(Py_False)) {
     return false;
   }
-  const Ref largest = parts.pool_.largest.get(on.pool), nbytes = parts.request_.nbytes.get(on.request);
+  Ref largest = parts.pool_.largest.get(on.pool);
+  if (largest.is(Py_None)) largest = call_method(names.largest, on.pool.get());
+  const Ref nbytes = parts.request_.nbytes.get(on.request);
   if (!is_true(parts.pool_.hands_over.get(on.pool)) || !largest || !nbytes || !PyLong_CheckExact(largest.get())) {
     return false;
   }

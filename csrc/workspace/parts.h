@@ -74,7 +74,7 @@ extern Parts parts;
 struct Names {
 #define WORKSPACE_NAMES(name) \
   name(_check) name(_counted) name(_is_owned) name(_key) name(_keep) name(_note) name(_release) name(_streams) \
-  name(capture_of) name(fence) name(keep) name(keep_held) name(stream) \
+  name(capture_of) name(fence) name(keep) name(keep_held) name(largest) name(stream) \
   name(acquire) name(add_note) name(allocated) name(branches_of) name(closed) \
   name(current_stream) name(declare) name(driver) name(elided) name(empty) name(forked) name(held) \
   name(in_progress) name(joined) name(new_event) name(provider) name(record) name(record_use) \
