@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,7 +18,6 @@ from workspace.config import WorkspaceConfig
 from workspace.create import create
 from workspace.cuda import CudaDriver
 from workspace.cuda.memory import DeviceBuffer
-from workspace.errors import Unsupported
 from workspace.streams import CURRENT, Stream
 from workspace.testing.bench import Bench, Captured, Copy
 from workspace.testing.failure import ContractBroken
@@ -28,8 +28,8 @@ DELAY, LONGER, LENGTHS = 40_000_000, 10_000_000, 5
 """Cycles of the shortest delay, 20 ms at 2 GHz: longer than the host needs to enqueue what must wait for it. The next
 ones are longer, so that streams delayed one after the other do not wake at once."""
 
-ARENA = 2 << 30
-"""Bytes that the copies of one scenario may take."""
+CHUNK = 256 << 20
+"""Bytes that are taken from the device at a time for copies."""
 
 MOMENTS = 2.0
 """Seconds for a graph that is destroyed to be gone, and for a destroyed stream's handle to come up again."""
@@ -96,22 +96,36 @@ class DeviceMemory:
         self._copy = lib._function("cuMemcpyDtoDAsync_v2", [c_uint64, c_uint64, c_size_t, c_void_p])
         self._read = lib._function("cuMemcpyDtoH_v2", [c_void_p, c_uint64, c_size_t])
         self._attribute = lib._function("cuPointerGetAttribute", [c_void_p, c_uint, c_uint64])
-        allocate = lib._function("cuMemAlloc_v2", [c_void_p, c_size_t])
-        first = c_uint64()
-        with lib.current(self._context):
-            lib.check(allocate(byref(first), ARENA), "cuMemAlloc", nbytes=ARENA)
-        self._first, self.taken = first.value, 0
+        self._allocate = lib._function("cuMemAlloc_v2", [c_void_p, c_size_t])
+        self._lock = threading.Lock()
+        self._chunks: list[tuple[int, int]] = []
+        self._chunk, self._taken = 0, 0
         self._host = torch.empty(1 << 20, dtype=torch.uint8)
+
+    def clear(self) -> None:
+        """All places are free again; what was taken from the device stays."""
+        self._chunk, self._taken = 0, 0
 
     def copied(self, address: int, nbytes: int, handle: int) -> int:
         """Enqueue a copy to a place of its own; its address."""
-        if self.taken + nbytes > ARENA:
-            raise Unsupported(f"a scenario copies more than {ARENA} bytes", "copy less, or make the arena larger")
-        place = self._first + self.taken
-        self.taken += -(-nbytes // 256) * 256
-        with self._lib.current(self._context):
+        with self._lock, self._lib.current(self._context):
+            place = self._place(-(-nbytes // 256) * 256)
             self._lib.check(self._copy(place, address, nbytes, handle), "cuMemcpyDtoDAsync", nbytes=nbytes)
         return place
+
+    def _place(self, nbytes: int) -> int:
+        while self._chunk < len(self._chunks):
+            first, size = self._chunks[self._chunk]
+            if self._taken + nbytes <= size:
+                self._taken += nbytes
+                return first + self._taken - nbytes
+            self._chunk, self._taken = self._chunk + 1, 0
+        made, size = c_uint64(), max(nbytes, CHUNK)
+        with self._lib.relaxed():
+            self._lib.check(self._allocate(byref(made), size), "cuMemAlloc", nbytes=size)
+        self._chunks.append((made.value, size))
+        self._taken = nbytes
+        return made.value
 
     def differing(self, address: int, nbytes: int, value: int) -> int:
         """How many bytes are not `value`."""
@@ -197,7 +211,7 @@ class CudaBench(Bench):
             gc.collect()
             torch.cuda.empty_cache()
         self.memory = device_memory(index)
-        self.memory.taken = 0
+        self.memory.clear()
         self.driver = CountedDriver(index, mapped=control)
         self._reserved_before = torch.cuda.memory_reserved(index)
         self._copies, self._delays = 0, 0
