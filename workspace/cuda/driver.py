@@ -235,6 +235,7 @@ class CudaDriver:
 
         CUDA says so from a thread of its own, some time after their last launch has ended.
         """
+        self._graphs.destroy_postponed()
         if self._graphs.releases.ending:
             self.synchronize()
             self._graphs.releases.settle()

@@ -67,11 +67,13 @@ class CapturedGraph:
         return torch_failure(error, "CUDAGraph.replay", capture=self.capture, stream=stream)
 
     def reset(self) -> None:
-        """Destroy the graph. Launches in flight finish; its release is seen at a later poll."""
+        """Destroy the graph, while a capture is open after it. Launches in flight finish; its release is seen later."""
+        self._owner.destroy(self._reset)
+
+    def _reset(self) -> None:
         graph = self._raw()
         if graph is not None:
-            with self._owner.relaxed():
-                graph.reset()
+            graph.reset()
         self.release.ending = True
 
     def _alive(self) -> torch.cuda.CUDAGraph:

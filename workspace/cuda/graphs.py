@@ -51,8 +51,6 @@ class Graphs:
         The driver's `current_stream`.
     alone
         The process sees no other device.
-    relaxed
-        `LibCuda.relaxed`.
     """
 
     def __init__(self, lib: LibCuda, streams: Streams, index: int, current: Callable[[], int], alone: bool) -> None:
@@ -60,7 +58,6 @@ class Graphs:
         self._streams = streams
         self._index = index
         self.current = current
-        self.relaxed = lib.relaxed
         self.alone = alone
         self._handles = streams.handles
         self._is_capturing = lib.cuStreamIsCapturing
@@ -69,6 +66,7 @@ class Graphs:
         self._open: dict[int, _Open] = {}
         self._callbacks: list[tuple[Callable[..., None], Callable[..., None], Callable[..., None]]] = []
         self.releases = Releases(lib)
+        self._postponed: list[Callable[[], None]] = []
         self._watchers = install(torch.cuda.CUDAGraph)
         self._watchers.add(self)
 
@@ -142,7 +140,24 @@ class Graphs:
             self._end(own, stream)
         except CaptureError:  # expected of a broken capture: the caller holds the error that broke it
             pass
-        own.graph.reset()
+        self.destroy(own.graph.reset)
+
+    def destroy(self, reset: Callable[[], None]) -> None:
+        """Destroy a graph, once no capture is open: CUDA waits for the device then, which would break it."""
+        self._postponed.append(reset)
+        self.destroy_postponed()
+
+    def destroy_postponed(self) -> None:
+        """What was to be destroyed while a capture was open on any device."""
+        if self.capturing:
+            return
+        for graphs in list(self._watchers):
+            while graphs._postponed:
+                try:
+                    reset = graphs._postponed.pop()
+                except IndexError:
+                    break  # another thread took the last one meanwhile
+                reset()
 
     def _taken(self, stream: int) -> _Own:
         own = self._begun.pop(stream, None)
@@ -234,6 +249,7 @@ class Graphs:
             own.finished = finished
         for _, _, ended in self._callbacks:
             ended(opened.key, opened.capture, finished)
+        self.destroy_postponed()
 
 
 def _strong(graph: Any) -> Callable[[], Any]:
