@@ -1,4 +1,4 @@
-"""Two ranks in processes of their own."""
+"""Ranks in processes of their own."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ ROOT = Path(__file__).parents[3]
 RANKS = 2
 
 
-def spawned(folder: Path, device: str) -> list[dict[str, Any]]:
-    """What each rank of `tests.dsv4.parallel.worker` found."""
+def spawned(folder: Path, device: str, ranks: int = RANKS) -> list[dict[str, Any]]:
+    """What each rank of `tests.dsv4.parallel.worker` found. It computes in float32, which the kernels do not take."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     processes = []
-    for rank in range(RANKS):
-        own = {"WORLD_SIZE": RANKS, "RANK": rank, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        environment = os.environ | {name: str(value) for name, value in own.items()} | {"OMP_NUM_THREADS": "1"}
+    for rank in range(ranks):
+        own = {"WORLD_SIZE": ranks, "RANK": rank, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        own |= {"OMP_NUM_THREADS": 1, "DSV4_KERNELS": "off"}
+        environment = os.environ | {name: str(value) for name, value in own.items()}
         command = [sys.executable, "-m", "tests.dsv4.parallel.worker", str(folder), device]
         processes.append(subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True))
     for one in processes:
         errors = one.communicate(timeout=240)[1]
         assert one.returncode == 0, errors
-    return [torch.load(folder / f"{rank}.pt", weights_only=False, map_location="cpu") for rank in range(RANKS)]
+    return [torch.load(folder / f"{rank}.pt", weights_only=False, map_location="cpu") for rank in range(ranks)]

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dsv4.parallel import Ranks
 from tests.dsv4.parallel.spawned import RANKS, spawned
-from tests.dsv4.parallel.worker import computed
 
 pytestmark = [
     pytest.mark.gpu,
@@ -22,7 +20,9 @@ TOLERANCE = 1e-3
 
 def test_two_gpus_give_the_tokens_of_one(tmp_path: Path) -> None:
     """Greedy tokens are equal, logits within the tolerance, and the ranks' bits are the same."""
-    alone = computed(Ranks(0, 1, torch.device("cuda", 0)), "event_fenced")
+    (tmp_path / "one").mkdir()
+    (one,) = spawned(tmp_path / "one", "cuda", ranks=1)
+    alone = one["event_fenced"]
     first, second = spawned(tmp_path, "cuda")
     for strategy in ("event_fenced", "caching"):
         assert first[strategy]["tokens"] == alone["tokens"]
