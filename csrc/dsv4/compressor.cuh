@@ -1,72 +1,93 @@
 // What compressors read: states of a request's positions, pooled by softmax, for the rows that complete a group.
 #pragma once
+#include <type_traits>
+
 #include "launch.cuh"
 #include "numeric.cuh"
 #include "pages.cuh"
 
 namespace dsv4 {
 
-constexpr int kChannels = 4;  // of a thread: one 16-byte access of float32
+constexpr int kQuad = 4;  // channels of a thread, or a copy: one 16-byte access of float32
+
+// Blocks that a multiprocessor holds: 528 in all on an H200, where 2048 tokens make 512. With room for a few more, the
+// next kernel's first blocks go where some are left over, and its work lies unevenly.
+constexpr int kResident = 4;
 
 struct States {
-  const float* base;
-  int64_t block_stride;  // in floats
-  const int32_t* table;
-  int64_t table_stride;
+  const float4* base;
+  uint32_t block_quads;  // from one block to the next
+  const int32_t* table;  // null without entries: there is nothing to compress
+  uint32_t table_stride;
   int rows, width;  // of a block, and of a row: kv, then score
   Divisor blocks;   // positions to blocks
 };
 
-// The row of a request's position; the caller has made sure that there is one.
-__device__ inline const float* state_row(const States& s, int request, int64_t position) {
-  const auto at = static_cast<uint32_t>(position);
+// Where the row of a request's position begins, in 16-byte units; the caller has made sure that there is one.
+__device__ inline uint32_t state_offset(const States& s, int request, uint32_t at) {
   const uint32_t place = s.blocks.quotient(at);
-  const int64_t block = max(0, s.table[request * s.table_stride + place]);
-  return s.base + block * s.block_stride + (at - place * s.rows) * s.width;
+  const uint32_t block = max(0, s.table[static_cast<uint32_t>(request) * s.table_stride + place]);
+  return block * s.block_quads + (at - place * s.rows) * (s.width / kQuad);
 }
 
-__device__ inline float at(const float4& v, int c) { return c == 0 ? v.x : c == 1 ? v.y : c == 2 ? v.z : v.w; }
+// Copies 16 bytes to shared memory without a register in between.
+__device__ inline void copy_async(float4* to, const float4* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))),
+               "l"(from)
+               : "memory");
+}
+// The thread's own copies are there; a barrier shows them to others.
+__device__ inline void wait_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// Softmax-gated sum of some rows, channel by channel, as far as it has come.
+// Rows of a window that ends at `last` which lie before the first position: they weigh nothing, whatever they hold.
+__device__ inline int rows_before(int last, int window) { return max(0, window - 1 - last); }
+
+// What stands for four channels of a row that is not there.
+__device__ inline float4 absent(bool score) {
+  const float v = score ? -INFINITY : 0;
+  return {v, v, v, v};
+}
+
+__device__ inline float channel(const float4& v, int c) { return c == 0 ? v.x : c == 1 ? v.y : c == 2 ? v.z : v.w; }
+
+// Softmax-gated sum of a channel of some rows.
 struct Pooled {
-  float most[kChannels], weight[kChannels], sum[kChannels];
+  float most = -3e38f, weight = 0, sum = 0;  // finite, so that differences to it are numbers
 };
 
-__device__ inline Pooled nothing_pooled() {
-  Pooled p;
-#pragma unroll
-  for (int i = 0; i < kChannels; ++i) p.most[i] = -INFINITY, p.weight[i] = 0, p.sum[i] = 0;
-  return p;
+__device__ inline float weight_of(float score, float most) {
+  float weight;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(weight) : "f"((score - most) * 1.4426950408889634f));
+  return weight;
 }
-__device__ inline float weight_of(float score, float most) { return score == -INFINITY ? 0.0f : __expf(score - most); }
 
 template <int kRows>
-__device__ void pool(Pooled& p, const float4 (&kv)[kRows], const float4 (&score)[kRows]) {
+__device__ Pooled pool(const float (&kv)[kRows], const float (&score)[kRows]) {
+  Pooled p;
+  float most[4] = {p.most, p.most, p.most, p.most};  // short chains of what depends on one another
 #pragma unroll
-  for (int c = 0; c < kChannels; ++c) {
-    float most = p.most[c];
+  for (int r = 0; r < kRows; ++r) most[r % 4] = fmaxf(most[r % 4], score[r]);
+  p.most = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
+  float weight[2] = {}, sum[2] = {};
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) most = fmaxf(most, at(score[r], c));
-    const float kept = weight_of(p.most[c], most);
-    float weight = p.weight[c] * kept, sum = p.sum[c] * kept;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const float w = weight_of(at(score[r], c), most);
-      weight += w;
-      sum = fmaf(w, at(kv[r], c), sum);
-    }
-    p.most[c] = most, p.weight[c] = weight, p.sum[c] = sum;
+  for (int r = 0; r < kRows; ++r) {
+    const float w = weight_of(score[r], p.most);
+    weight[r % 2] += w;
+    sum[r % 2] = fmaf(w, kv[r], sum[r % 2]);
   }
+  p.weight = weight[0] + weight[1], p.sum = sum[0] + sum[1];
+  return p;
 }
 
-// Loads one thread's channels of a row; a position before the first weighs nothing, whatever lies there.
-__device__ inline void load_row(const States& s, int request, int64_t position, int column, float4& kv, float4& score) {
-  kv = float4{};
-  score = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
-  if (position < 0) return;
-  const float* row = state_row(s, request, position) + column;
-  kv = *reinterpret_cast<const float4*>(row);
-  score = *reinterpret_cast<const float4*>(row + s.width / 2);
+__device__ inline Pooled merge(const Pooled& a, const Pooled& b) {
+  const float most = fmaxf(a.most, b.most), of_a = weight_of(a.most, most), of_b = weight_of(b.most, most);
+  return {most, a.weight * of_a + b.weight * of_b, a.sum * of_a + b.sum * of_b};
+}
+
+__device__ inline float value_of(const Pooled& p) {
+  float by;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(by) : "f"(p.weight));
+  return p.sum * by;
 }
 
 // Where the rows go, and what they are; `request` may be null.
@@ -74,25 +95,45 @@ struct Rows {
   const int64_t* slots;
   const int64_t* positions;
   const int32_t* request;
-  int tokens, chunk;  // rows a unit looks at, at most 32
+  int tokens, chunk;  // chunk: rows that a unit looks at
 };
 
+// Has what a unit is told fetched into the L2 cache, by its threads in turn. Nothing is read, so this comes before the
+// wait for the kernel before, whose end then hides it.
+__device__ inline void fetch_ahead(const Rows& rows, int unit, int thread) {
+  constexpr int kSectorRows = 4;
+  const int of_chunk = thread * kSectorRows, row = unit * rows.chunk + of_chunk;
+  if (of_chunk >= rows.chunk || row >= rows.tokens) return;
+  const auto fetch = [](const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); };
+  fetch(rows.slots + row);
+  fetch(rows.positions + row);
+  if (rows.request) fetch(rows.request + row);
+}
+
 // Calls body(token, slot, position, request) for the rows of a unit's chunk that have a slot. What it is told is loaded
-// for all of them at once.
-template <class Body>
+// for all of them at once, kLooks rows a lane, one or two.
+template <int kLooks = 1, class Body>
 __device__ void for_each_slot(const Rows& rows, int unit, Body body) {
   const int lane = threadIdx.x % 32, first = unit * rows.chunk;
-  int64_t slot = -1, position = 0;
-  int request = 0;
-  if (lane < rows.chunk && first + lane < rows.tokens) {
-    slot = rows.slots[first + lane];
-    position = rows.positions[first + lane];
-    if (rows.request) request = rows.request[first + lane];
+  int slot[kLooks], position[kLooks], request[kLooks];  // all of 31 bits
+#pragma unroll
+  for (int i = 0; i < kLooks; ++i) {
+    const int of_chunk = i * 32 + lane;
+    slot[i] = -1, position[i] = 0, request[i] = 0;
+    if (of_chunk < rows.chunk && first + of_chunk < rows.tokens) {
+      slot[i] = static_cast<int>(rows.slots[first + of_chunk]);
+      position[i] = static_cast<int>(rows.positions[first + of_chunk]);
+      if (rows.request) request[i] = rows.request[first + of_chunk];
+    }
   }
-  for (uint32_t left = __ballot_sync(kWholeWarp, slot >= 0); left; left &= left - 1) {
-    const int at = __ffs(left) - 1;
-    body(first + at, __shfl_sync(kWholeWarp, slot, at), __shfl_sync(kWholeWarp, position, at),
-         __shfl_sync(kWholeWarp, request, at));
+  std::conditional_t<kLooks == 1, uint32_t, uint64_t> left = 0;
+#pragma unroll
+  for (int i = 0; i < kLooks; ++i) left |= decltype(left){__ballot_sync(kWholeWarp, slot[i] >= 0)} << 32 * i;
+  for (; left; left &= left - 1) {
+    const int at = kLooks == 1 ? __ffs(left) - 1 : __ffsll(static_cast<long long>(left)) - 1, look = at / 32;
+    const auto told = [&](int one, int other) { return __shfl_sync(kWholeWarp, look ? other : one, at % 32); };
+    constexpr int kLast = kLooks - 1;
+    body(first + at, told(slot[0], slot[kLast]), told(position[0], position[kLast]), told(request[0], request[kLast]));
   }
 }
 
@@ -106,13 +147,23 @@ inline int chunk_for(int64_t tokens, int ratio) {
 inline States read_states(Reader& r, Rows& rows_of_call, int64_t& tokens) {
   int64_t blocks = kUnbound, rows = kUnbound, width = kUnbound, requests = kUnbound, listed = kUnbound;
   const Operand& state = r.strided("state", {DType::f32}, {&blocks, &rows, &width});
-  r.require(state.stride[0] % kChannels == 0 || blocks < 2, "state", "has an unaligned page stride",
+  r.require(state.stride[0] % kQuad == 0 || blocks < 2, "state", "has an unaligned page stride",
             "align pages to 16 bytes");
+  const int64_t stride = blocks < 2 ? rows * width : state.stride[0];
+  r.require(blocks * stride / kQuad <= std::numeric_limits<uint32_t>::max(), "state", "has more than 2**36 bytes",
+            "split it");
   const Operand& table = r.strided("table", {DType::i32}, {&requests, &listed}, 4);
   rows_of_call.positions = r.in("positions", {DType::i64}, {&tokens}, 8).as<const int64_t>();
   rows_of_call.request = r.in("request", {DType::i32}, {&tokens}, 4).as<const int32_t>();
-  return {state.as<const float>(), state.stride[0],         table.as<const int32_t>(),           table.stride[0],
-          static_cast<int>(rows),  static_cast<int>(width), Divisor(static_cast<uint32_t>(rows))};
+  r.require(requests * table.stride[0] <= std::numeric_limits<uint32_t>::max(), "table", "has more than 2**32 entries",
+            "split it");
+  return {state.as<const float4>(),
+          static_cast<uint32_t>(stride / kQuad),
+          requests * listed > 0 ? table.as<const int32_t>() : nullptr,
+          static_cast<uint32_t>(table.stride[0]),
+          static_cast<int>(rows),
+          static_cast<int>(width),
+          Divisor(static_cast<uint32_t>(rows))};
 }
 
 }  // namespace dsv4

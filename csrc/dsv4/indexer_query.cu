@@ -27,11 +27,32 @@ struct QueryArguments {
   const int64_t* positions;
   const float* cos_sin;  // [*, 64]
   void* q_out;
-  uint8_t* scales_out;  // FP4
+  uint32_t* scales_out;  // FP4: the four of a row
   float* weights_out;
   float scale;
   int tokens, heads;
 };
+
+// Of the two blocks of 32 that four lanes hold, one in either half of the row.
+struct BlockPowers {
+  uint32_t scales;  // UE8M0, in bytes 0 and 2
+  __nv_bfloat162 by_plain, by_turned;
+};
+
+// Both blocks at once, as halves of a word. A bf16's exponent and first bit after 1 tell ceil(log2(absmax / 6)), since
+// 6 is 1.5 * 2**2: what `fp4_power` does.
+__device__ BlockPowers block_powers(uint4 plain, uint4 turned) {
+  const auto pair = [](uint32_t bits) { return *reinterpret_cast<const __nv_bfloat162*>(&bits); };
+  const auto bits_of = [](__nv_bfloat162 v) { return *reinterpret_cast<const uint32_t*>(&v); };
+  const __nv_bfloat162 first = largest_pair(plain), second = largest_pair(turned);
+  __nv_bfloat162 most = __hmax2(__lows2bfloat162(first, second), __highs2bfloat162(first, second));
+  most = __hmax2(most, pair(0x01c001c0u));  // 6 * 2**-126
+#pragma unroll
+  for (int step = 1; step < 4; step *= 2) most = __hmax2(most, __shfl_xor_sync(kWholeWarp, most, step));
+  const uint32_t exponents = (bits_of(most) + 0x003f003fu) >> 7 & 0x01ff01ffu;  // of the scales, and 2 too many
+  const uint32_t by = (0x01000100u - exponents) << 7;
+  return {exponents - 0x00020002u, __low2bfloat162(pair(by)), __high2bfloat162(pair(by))};
+}
 
 // Every lane of the warp takes part in the shuffles; only rows that exist are stored.
 template <Output kOutput>
@@ -46,14 +67,11 @@ __device__ void write(const QueryArguments& a, int64_t row, bool exists, int lan
     if (exists) static_cast<uint2*>(a.q_out)[at] = to_e4m3(unpack(plain), power);
     if (exists) static_cast<uint2*>(a.q_out)[at + kRowLanes] = to_e4m3(unpack(turned), power);
   } else {
-    // Four lanes hold a block of 32.
-    const int own[2] = {fp4_power(group_max<4>(largest(plain))), fp4_power(group_max<4>(largest(turned)))};
-    if (exists) static_cast<uint32_t*>(a.q_out)[at] = to_e2m1(plain, own[0]);
-    if (exists) static_cast<uint32_t*>(a.q_out)[at + kRowLanes] = to_e2m1(turned, own[1]);
-    if (exists && lane % 4 == 0) {
-      a.scales_out[row * 4 + lane / 4] = static_cast<uint8_t>(own[0] + kUE8M0Bias);
-      a.scales_out[row * 4 + 2 + lane / 4] = static_cast<uint8_t>(own[1] + kUE8M0Bias);
-    }
+    const BlockPowers own = block_powers(plain, turned);
+    if (exists) static_cast<uint32_t*>(a.q_out)[at] = to_e2m1(plain, own.by_plain);
+    if (exists) static_cast<uint32_t*>(a.q_out)[at + kRowLanes] = to_e2m1(turned, own.by_turned);
+    const uint32_t scales = own.scales | __shfl_xor_sync(kWholeWarp, own.scales, 4) << 8;
+    if (exists && lane == 0) a.scales_out[row] = scales;
   }
   if (exists && lane == 0) {
     a.weights_out[row] = __fmul_rn(__bfloat162float(a.weights[row]) * power_of_two(power), a.scale);
@@ -97,7 +115,7 @@ void run(const Call& call) {
   const int codes = kOutput == Output::fp4 ? kDims / 2 : kDims;
   const DType kind = kOutput == Output::bf16 ? DType::bf16 : kOutput == Output::fp8 ? DType::e4m3 : DType::u8;
   a.q_out = r.out("q_out", {kind}, {&tokens, &heads, codes}).address;
-  if (kOutput == Output::fp4) a.scales_out = r.out("scales_out", {DType::u8}, {&tokens, &heads, 4}, 1).as<uint8_t>();
+  if (kOutput == Output::fp4) a.scales_out = r.out("scales_out", {DType::u8}, {&tokens, &heads, 4}, 4).as<uint32_t>();
   a.weights_out = r.out("weights_out", {DType::f32}, {&tokens, &heads}, 4).as<float>();
   a.scale = r.real();
   r.done();

@@ -1,7 +1,11 @@
 // The attention output rotated back and laid out by output group, in bf16 or quantised to FP8 per 128 values.
 //
-// Floor: o read once, the groups written once. A warp takes one head of kTokens tokens, so that its scales, which lie
-// token by token, are neighbours.
+// Floor: o read once, the groups written once. A warp takes kSide heads of kSide tokens and has all of them under way
+// before it uses the first; a block's warps have neighbouring tokens, whose scales lie side by side. One row a warp is
+// the shortest way through, and enough where little is computed; FP8 of many rows wants four.
+#include <type_traits>
+
+#include "divisor.h"
 #include "launch.cuh"
 #include "numeric.cuh"
 #include "ops.h"
@@ -10,81 +14,131 @@
 namespace dsv4 {
 namespace {
 
-constexpr int kWarps = 4;
-constexpr int kTokens = 4;  // the padding of the scales' rows, too
+constexpr int kChunk = 8;        // tokens of a block
+constexpr int kScaleTokens = 4;  // the padding of the scales' rows
 constexpr int kWidth = 512, kRope = 64, kBlock = 128;
-constexpr int kRowVectors = kWidth / kVector;
-constexpr int kBlockLanes = kBlock / kVector;
-constexpr int kFirstRopeLane = 24;
+constexpr int kBlocks = kWidth / kBlock;  // of a row; a lane has four values of each
+constexpr int kFirstRopeLane = 16;        // in the last of them
 
 struct InverseArguments {
-  const uint4* o;  // [tokens, padded, 512] bf16
+  const uint2* o;  // [tokens, padded, 512] bf16
   const int64_t* positions;
   const float* cos_sin;  // [*, 64]
   void* grouped;         // [groups, tokens, heads / groups * 512]
   float* scales;         // [groups, heads / groups * 4, tokens rounded up to 4]; null for bf16
-  int tokens, padded, heads, group_heads;
+  int tokens, padded, heads;
+  Divisor head_blocks;  // blocks of a chunk of tokens, kSide heads each
+  Divisor group_heads;
 };
 
-// One row: 16 values a lane, in two accesses of 256 values each. Sixteen lanes hold a block, and get its scale.
-template <bool kQuantised>
-__device__ void store(const InverseArguments& a, const Eight (&v)[2], int64_t at, float (&scale)[2]) {
-  if constexpr (!kQuantised) {
-    static_cast<uint4*>(a.grouped)[at] = pack(v[0]);
-    static_cast<uint4*>(a.grouped)[at + 32] = pack(v[1]);
-  } else {
+struct Four {
+  float x[4];
+};
+
+__device__ Four unpack(uint2 raw) { return {low(raw.x), high(raw.x), low(raw.y), high(raw.y)}; }
+__device__ uint2 pack(const Four& v) { return {pack_bf16(v.x[0], v.x[1]), pack_bf16(v.x[2], v.x[3])}; }
+
+// Codes of a block that a warp holds, and its scale. No rounding to bf16 in between.
+__device__ uint32_t quantise(const Four& v, float& scale) {
+  const float most = fmaxf(fmaxf(fabsf(v.x[0]), fabsf(v.x[1])), fmaxf(fabsf(v.x[2]), fabsf(v.x[3])));
+  // Sizes are ordered as their bits are.
+  const int power = fp8_power(__uint_as_float(__reduce_max_sync(kWholeWarp, __float_as_uint(most))), 1e-10f);
+  const float by = power_of_two(-power);
+  scale = power_of_two(power);
+  return e4m3x2(v.x[0] * by, v.x[1] * by) | e4m3x2(v.x[2] * by, v.x[3] * by) << 16;
+}
+
+// A chunk's scales of some heads, four tokens in a store: single ones would be a quarter more writes than the codes.
+template <int kRows>
+__device__ void store_scales(const InverseArguments& a, const float (&scales)[kRows][kChunk], int chunk,
+                             int first_head) {
+  constexpr int kStores = kChunk / kScaleTokens;
+  const int row = threadIdx.x / kStores, of_chunk = threadIdx.x % kStores * kScaleTokens;
+  const int head = first_head + row / kBlocks, token = chunk * kChunk + of_chunk;
+  if (row >= kRows || head >= a.heads || token >= a.tokens) return;
+  const int row_tokens = (a.tokens + kScaleTokens - 1) / kScaleTokens * kScaleTokens;
+  // Groups follow one another, so that heads may be counted through.
+  float* to = a.scales + (static_cast<int64_t>(head) * kBlocks + row % kBlocks) * row_tokens + token;
+  const float* own = &scales[row][of_chunk];
+  const auto at = [&](int i) { return token + i < a.tokens ? own[i] : 0; };
+  *reinterpret_cast<float4*>(to) = {own[0], at(1), at(2), at(3)};
+}
+
+template <int kSide>
+constexpr int kThreads = 32 * kChunk / kSide;
+
+template <bool kQuantised, int kSide>
+__global__ void __launch_bounds__(kThreads<kSide>, 1024 / kThreads<kSide>)
+    inverse_kernel(const __grid_constant__ InverseArguments a) {
+  constexpr int kTokens = kSide, kHeads = kSide;
+  __shared__ float scales[kHeads * kBlocks][kChunk];
+  after_predecessor();
+  const int chunk = a.head_blocks.quotient(blockIdx.x), head = (blockIdx.x - chunk * a.head_blocks.by) * kHeads;
+  const int lane = threadIdx.x % 32, of_chunk = threadIdx.x / 32 * kTokens, token = chunk * kChunk + of_chunk;
+  const bool turns = lane >= kFirstRopeLane;
+  const auto exists = [&](int i, int h) { return token + i < a.tokens && head + h < a.heads; };
+  const uint2* from = a.o + (static_cast<int64_t>(token) * a.padded + head) * kBlock + lane;
+  uint2 raw[kTokens][kHeads][kBlocks];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      // No rounding to bf16 in between.
-      const int power = fp8_power(group_max<kBlockLanes>(largest(v[i])), 1e-10f);
-      static_cast<uint2*>(a.grouped)[at + 32 * i] = to_e4m3(v[i], power);
-      scale[i] = power_of_two(power);
+  for (int i = 0; i < kTokens; ++i) {
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+        if (exists(i, h)) raw[i][h][b] = from[(static_cast<int64_t>(i) * a.padded + h) * kBlock + b * 32];
+      }
     }
+  }
+  int64_t position[kTokens] = {};
+#pragma unroll
+  for (int i = 0; i < kTokens; ++i) {
+    if (token + i < a.tokens) position[i] = a.positions[token + i];
+  }
+  __syncwarp();  // rows before what the positions lead to
+  float2 cos[kTokens], sin[kTokens];
+#pragma unroll
+  for (int i = 0; i < kTokens; ++i) {
+    const float* row = a.cos_sin + position[i] * kRope + (lane - kFirstRopeLane) * 2;
+    if (turns) cos[i] = *reinterpret_cast<const float2*>(row);
+    if (turns) sin[i] = *reinterpret_cast<const float2*>(row + kRope / 2);
+  }
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    const int group = a.group_heads.quotient(head + h), of_group = head + h - group * a.group_heads.by;
+    const int64_t row = static_cast<int64_t>(group) * a.tokens + token;
+#pragma unroll
+    for (int i = 0; i < kTokens; ++i) {
+      if (!exists(i, h)) continue;
+      const int64_t at = ((row + i) * a.group_heads.by + of_group) * kBlock + lane;
+      auto* to = static_cast<std::conditional_t<kQuantised, uint32_t, uint2>*>(a.grouped) + at;
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+        Four v = unpack(raw[i][h][b]);
+        if (b == kBlocks - 1 && turns) {
+          rotate_pair(v.x[0], v.x[1], cos[i].x, -sin[i].x);
+          rotate_pair(v.x[2], v.x[3], cos[i].y, -sin[i].y);
+        }
+        if constexpr (kQuantised) {
+          float scale;
+          to[b * 32] = quantise(v, scale);
+          if (lane == 0) scales[h * kBlocks + b][of_chunk + i] = scale;
+        } else {
+          const bool kept = b < kBlocks - 1 || !turns;
+          to[b * 32] = kept ? raw[i][h][b] : pack(v);
+        }
+      }
+    }
+  }
+  if constexpr (kQuantised) {
+    __syncthreads();
+    store_scales(a, scales, chunk, head);
   }
 }
 
-template <bool kQuantised>
-__global__ void __launch_bounds__(32 * kWarps) inverse_kernel(const __grid_constant__ InverseArguments a) {
-  after_predecessor();
-  const int warp = blockIdx.x * kWarps + threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int chunk = warp / a.heads, head = warp - chunk * a.heads;
-  const int token = chunk * kTokens;
-  if (token >= a.tokens) return;
-  const int there = min(kTokens, a.tokens - token);
-  const uint4* from = a.o + (static_cast<int64_t>(token) * a.padded + head) * kRowVectors + lane;
-  const int64_t step = static_cast<int64_t>(a.padded) * kRowVectors;
-  uint4 raw[kTokens][2];
-#pragma unroll
-  for (int i = 0; i < kTokens; ++i) {
-    if (i < there) {
-      raw[i][0] = from[i * step];
-      raw[i][1] = from[i * step + 32];
-    }
-  }
-  const int group = head / a.group_heads, of_group = head - group * a.group_heads;
-  const int row_tokens = (a.tokens + kTokens - 1) / kTokens * kTokens;
-  const int64_t row_vectors = static_cast<int64_t>(a.group_heads) * kRowVectors;
-  int64_t at = (static_cast<int64_t>(group) * a.tokens + token) * row_vectors + of_group * kRowVectors + lane;
-  float scale[kTokens][2] = {};  // of tokens behind the last: 0
-#pragma unroll
-  for (int i = 0; i < kTokens; ++i) {
-    if (i < there) {
-      Eight v[2] = {unpack(raw[i][0]), unpack(raw[i][1])};
-      if (lane >= kFirstRopeLane) {
-        const float* row = a.cos_sin + a.positions[token + i] * kRope;
-        rotate<true>(v[1], load_turn(row, kRope / 2, (lane - kFirstRopeLane) * 4));
-      }
-      store<kQuantised>(a, v, at + i * row_vectors, scale[i]);
-    }
-  }
-  if (kQuantised && lane % kBlockLanes == 0) {
-    // Four tokens of a block at once: single scales would be a quarter more writes than the codes are.
-    float* rows = a.scales +
-                  ((static_cast<int64_t>(group) * a.group_heads + of_group) * 4 + lane / kBlockLanes) * row_tokens +
-                  token;
-    *reinterpret_cast<float4*>(rows) = {scale[0][0], scale[1][0], scale[2][0], scale[3][0]};
-    *reinterpret_cast<float4*>(rows + 2 * row_tokens) = {scale[0][1], scale[1][1], scale[2][1], scale[3][1]};
-  }
+template <bool kQuantised, int kSide>
+void launch_rows(const Call& call, InverseArguments a) {
+  a.head_blocks = Divisor(static_cast<uint32_t>(ceil_div(a.heads, kSide)));
+  launch(call, inverse_kernel<kQuantised, kSide>, ceil_div(a.tokens, kChunk) * a.head_blocks.by, kThreads<kSide>, a);
 }
 
 template <bool kQuantised>
@@ -92,11 +146,11 @@ void run(const Call& call) {
   Reader r(call);
   int64_t tokens = kUnbound, padded = kUnbound, positions = kUnbound, groups = kUnbound, width = kUnbound;
   InverseArguments a{};
-  a.o = r.in("o", {DType::bf16}, {&tokens, &padded, kWidth}).as<const uint4>();
+  a.o = r.in("o", {DType::bf16}, {&tokens, &padded, kWidth}).as<const uint2>();
   a.positions = r.in("positions", {DType::i64}, {&tokens}, 8).as<const int64_t>();
   a.cos_sin = r.in("cos_sin", {DType::f32}, {&positions, kRope}).as<const float>();
   a.grouped = r.out("grouped", {kQuantised ? DType::e4m3 : DType::bf16}, {&groups, &tokens, &width}).address;
-  const int64_t row = (tokens + kTokens - 1) / kTokens * kTokens;
+  const int64_t row = (tokens + kScaleTokens - 1) / kScaleTokens * kScaleTokens;
   if (kQuantised) a.scales = r.out("scales", {DType::f32}, {&groups, width / kBlock, row}).as<float>();
   const int64_t heads = r.integer();
   r.require(heads > 0 && heads <= padded, "heads", "is " + std::to_string(heads), "pass at most o's heads");
@@ -107,9 +161,13 @@ void run(const Call& call) {
   a.tokens = static_cast<int>(tokens);
   a.padded = static_cast<int>(padded);
   a.heads = static_cast<int>(heads);
-  a.group_heads = static_cast<int>(heads / groups);
-  const int64_t warps = ceil_div(tokens, kTokens) * heads;
-  launch(call, inverse_kernel<kQuantised>, ceil_div(warps, kWarps), 32 * kWarps, a);
+  a.group_heads = Divisor(static_cast<uint32_t>(heads / groups));
+  constexpr int kFewTokens = 64;
+  if (kQuantised && tokens > kFewTokens) {
+    launch_rows<kQuantised, kQuantised ? 2 : 1>(call, a);
+  } else {
+    launch_rows<kQuantised, 1>(call, a);
+  }
 }
 
 }  // namespace

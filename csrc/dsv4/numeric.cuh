@@ -94,10 +94,13 @@ __device__ inline float power_of_two(int power) { return __uint_as_float(static_
 // Which floor keeps the scale of a block of zeros finite; see dsv4/cache/quantise.py.
 enum class Floor { absmax, scale };
 
-// Of eight bf16 values.
-__device__ inline float largest(uint4 v) {
+// Of eight bf16 values, the even ones and the odd ones.
+__device__ inline __nv_bfloat162 largest_pair(uint4 v) {
   const auto size = [](uint32_t pair) { return __habs2(*reinterpret_cast<const __nv_bfloat162*>(&pair)); };
-  const __nv_bfloat162 most = __hmax2(__hmax2(size(v.x), size(v.y)), __hmax2(size(v.z), size(v.w)));
+  return __hmax2(__hmax2(size(v.x), size(v.y)), __hmax2(size(v.z), size(v.w)));
+}
+__device__ inline float largest(uint4 v) {
+  const __nv_bfloat162 most = largest_pair(v);
   return fmaxf(__low2float(most), __high2float(most));
 }
 
@@ -138,24 +141,33 @@ __device__ inline uint32_t e2m1(float value) {
   const uint32_t code = bits < 0x3f800000u ? steps : min(rounded, 7u);
   return code | (__float_as_uint(value) >> 28 & 8u);
 }
-// Two neighbouring bf16 values times `by`, a power of two, as a byte of codes. With u = |value|, the code is the least
-// of u / 0.5, u + 2 and u / 2 + 4, each rounded to an even integer: steps of 0.5 up to 2, of 1 up to 4, of 2 beyond.
-// Sums with 64, 128 and 256 round so, and leave the code in the last bits of what is brought to 128.
+// Two neighbouring bf16 values times `by`, a power of two: 128 and the code without its sign, in either half's last
+// bits. With u = |value| * by, the code is the least of 2u, u + 2 and u / 2 + 4, each rounded to an even integer: steps
+// of 0.5 up to 2, of 1 up to 4, of 2 beyond. From 128 to 256 the bf16 numbers are the integers, so sums round so.
 __device__ inline uint32_t e2m1x2(uint32_t pair, __nv_bfloat162 by) {
   const auto both = [](float v) { return __float2bfloat162_rn(v); };
   const __nv_bfloat162 u = __hmul2(__habs2(*reinterpret_cast<const __nv_bfloat162*>(&pair)), by);
-  const __nv_bfloat162 halves = __hmul2(__hadd2_rn(u, both(64)), both(2));
-  const __nv_bfloat162 ones = __hadd2_rn(__hadd2_rn(u, both(128)), both(2));
-  const __nv_bfloat162 twos = __hfma2(__hadd2_rn(u, both(256)), both(0.5f), both(4));
+  const __nv_bfloat162 halves = __hfma2(u, both(2), both(128)), ones = __hadd2_rn(u, both(130));
+  const __nv_bfloat162 twos = __hfma2(u, both(0.5f), both(132));
   const __nv_bfloat162 least = __hmin2(__hmin2(__hmin2(halves, ones), twos), both(135));  // 7 for what is above 6
-  const uint32_t bits = *reinterpret_cast<const uint32_t*>(&least);
-  const uint32_t codes = (bits & 0x00070007u) | (pair >> 12 & 0x00080008u);
-  return (codes | codes >> 12) & 0xffu;
+  return *reinterpret_cast<const uint32_t*>(&least);
 }
-// Eight bf16 values over 2**power.
-__device__ inline uint32_t to_e2m1(uint4 v, int power) {
-  const __nv_bfloat162 by = __float2bfloat162_rn(power_of_two(-power));
-  return e2m1x2(v.x, by) | e2m1x2(v.y, by) << 8 | e2m1x2(v.z, by) << 16 | e2m1x2(v.w, by) << 24;
+// Of four words, bytes `first` and `first` + 2: the former in `low`, the latter in `high`, word by word.
+template <int kFirst>
+__device__ inline void gather_bytes(const uint32_t (&w)[4], uint32_t& low, uint32_t& high) {
+  constexpr uint32_t kPick = 0x6240 + 0x1111 * kFirst;
+  const uint32_t front = __byte_perm(w[0], w[1], kPick), back = __byte_perm(w[2], w[3], kPick);
+  low = __byte_perm(front, back, 0x5410);
+  high = __byte_perm(front, back, 0x7632);
+}
+// Eight bf16 values times `by` as codes.
+__device__ inline uint32_t to_e2m1(uint4 v, __nv_bfloat162 by) {
+  const uint32_t values[4] = {v.x, v.y, v.z, v.w};
+  const uint32_t sums[4] = {e2m1x2(v.x, by), e2m1x2(v.y, by), e2m1x2(v.z, by), e2m1x2(v.w, by)};
+  uint32_t even, odd, even_sign, odd_sign;
+  gather_bytes<0>(sums, even, odd);
+  gather_bytes<1>(values, even_sign, odd_sign);
+  return even | odd << 4 | (even_sign >> 4 & 0x08080808u) | (odd_sign & 0x80808080u);
 }
 
 }  // namespace dsv4

@@ -62,6 +62,7 @@ __device__ inline void store_bytes(uint8_t* to, const void* from, bool vectors) 
   if (vectors) {
     if constexpr (kBytes == 16) *reinterpret_cast<uint4*>(to) = *static_cast<const uint4*>(from);
     if constexpr (kBytes == 8) *reinterpret_cast<uint2*>(to) = *static_cast<const uint2*>(from);
+    if constexpr (kBytes == 2) *reinterpret_cast<uint16_t*>(to) = *static_cast<const uint16_t*>(from);
     if constexpr (kBytes == 4) *reinterpret_cast<uint32_t*>(to) = *static_cast<const uint32_t*>(from);
   } else {
 #pragma unroll

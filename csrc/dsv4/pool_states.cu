@@ -1,16 +1,20 @@
 // Softmax-gated pooling of complete groups, to a scratch from which another kernel goes on.
 //
-// Floor: every state read once. A block takes 32 channels of a group, so that a group of 128 tokens is 16 blocks; rows
-// without a slot are told apart by one vote over a chunk of them.
+// Floor: every state read once. A block takes 32 channels of a group, so that a group of 128 tokens is 16 neighbouring
+// blocks, which go to different multiprocessors; rows without a slot are told apart by one vote over a chunk of them. A
+// warp looks up, copies and pools 16 rows of its own, and waits for nobody until the sums are merged.
 #include "compressor.cuh"
 #include "ops.h"
 
 namespace dsv4 {
 namespace {
 
-constexpr int kPoolThreads = 256, kPoolLanes = 8, kPoolRows = kPoolThreads / kPoolLanes;
-constexpr int kPoolChannels = kPoolLanes * kChannels;  // of a block: a row's channels are split among blocks
-constexpr int kPoolUnroll = 4;
+constexpr int kPoolWarps = 8, kWarpRows = 16, kTileRows = kPoolWarps * kWarpRows;
+constexpr int kPoolChannels = 32;  // of a block: a row's channels are split among blocks
+constexpr int kRowQuads = kPoolChannels / kQuad;
+constexpr int kCopyRows = 32 / (2 * kRowQuads);  // of a warp's copy: kv and score
+constexpr int kLooks = 2;                        // rows a lane looks at
+constexpr int kFewTokens = 64, kFewRows = 8;     // looked at by a block, so that few tokens have many blocks
 
 struct PoolArguments {
   States states;
@@ -19,44 +23,61 @@ struct PoolArguments {
   int width, ratio, window;
 };
 
-__global__ void __launch_bounds__(kPoolThreads) pool_kernel(const __grid_constant__ PoolArguments a) {
+__global__ void __launch_bounds__(32 * kPoolWarps, kResident) pool_kernel(const __grid_constant__ PoolArguments a) {
+  __shared__ float4 tile[kPoolWarps][kWarpRows][2][kRowQuads];  // a warp reads what it copied itself
+  __shared__ float merged[3][kPoolWarps][kPoolChannels];
+  fetch_ahead(a.rows, blockIdx.y, threadIdx.x);
   after_predecessor();
-  __shared__ float merged[3][kPoolRows][kPoolChannels];
-  const int lane = threadIdx.x % kPoolLanes, group = threadIdx.x / kPoolLanes;
-  const int channel = blockIdx.y * kPoolChannels + lane * kChannels;
-  for_each_slot(a.rows, blockIdx.x, [&](int token, int64_t, int64_t last, int request) {
-    const int64_t first = last - (a.window - 1);
-    Pooled p = nothing_pooled();
-    for (int start = group; start < a.window; start += kPoolRows * kPoolUnroll) {
-      float4 kv[kPoolUnroll], score[kPoolUnroll];
+  const int lane = threadIdx.x % 32u, warp = threadIdx.x / 32u;
+  const int quad = lane % kRowQuads, part = lane / kRowQuads % 2;  // of a copy: kv or score
+  const uint32_t column = blockIdx.x * kRowQuads + quad + part * (a.states.width / 2 / kQuad);
+  for_each_slot<kLooks>(a.rows, blockIdx.y, [&](int token, int, int last, int request) {
+    const int before = rows_before(last, a.window);
+    Pooled p;
+    for (int start = warp * kWarpRows; start < a.window; start += kTileRows) {
+      // Rows of the warp that are there. Lanes look up one each.
+      const int begin = before - start, end = a.window - start;
+      const int own = max(begin, min(lane % kWarpRows, end - 1));
+      const uint32_t offset = state_offset(a.states, request, last - (end - 1 - own));
+      __syncwarp();
 #pragma unroll
-      for (int i = 0; i < kPoolUnroll; ++i) {
-        const int r = start + i * kPoolRows;
+      for (int i = 0; i < kWarpRows / kCopyRows; ++i) {
+        const int r = i * kCopyRows + lane / (2 * kRowQuads);
         // With overlap the group before has the first half of the columns, the group itself the second.
-        const int column = channel + (a.window > a.ratio && r >= a.ratio ? a.width : 0);
-        load_row(a.states, request, r < a.window ? first + r : -1, column, kv[i], score[i]);
+        const uint32_t half = a.window > a.ratio && start + r >= a.ratio ? a.width / kQuad : 0;
+        float4* to = &tile[warp][r][part][quad];
+        const uint32_t at = __shfl_sync(kWholeWarp, offset, r) + half + column;
+        if (r >= begin && r < end) {
+          copy_async(to, a.states.base + at);
+        } else {
+          *to = absent(part);
+        }
       }
-      pool<kPoolUnroll>(p, kv, score);
+      wait_copies();
+      __syncwarp();
+      float kv[kWarpRows], score[kWarpRows];
+#pragma unroll
+      for (int r = 0; r < kWarpRows; ++r) {
+        kv[r] = reinterpret_cast<const float*>(tile[warp][r][0])[lane];
+        score[r] = reinterpret_cast<const float*>(tile[warp][r][1])[lane];
+      }
+      p = start < kTileRows ? pool<kWarpRows>(kv, score) : merge(p, pool<kWarpRows>(kv, score));
     }
     __syncthreads();  // whoever still reads the row before
-#pragma unroll
-    for (int i = 0; i < kChannels; ++i) {
-      merged[0][group][lane * kChannels + i] = p.most[i];
-      merged[1][group][lane * kChannels + i] = p.weight[i];
-      merged[2][group][lane * kChannels + i] = p.sum[i];
-    }
+    merged[0][warp][lane] = p.most;
+    merged[1][warp][lane] = p.weight;
+    merged[2][warp][lane] = p.sum;
     __syncthreads();
-    if (threadIdx.x < kPoolChannels) {
-      float most = -INFINITY, weight = 0, sum = 0;
+    if (warp == 0) {
+      Pooled own[kPoolWarps];
 #pragma unroll
-      for (int g = 0; g < kPoolRows; ++g) most = fmaxf(most, merged[0][g][threadIdx.x]);
+      for (int w = 0; w < kPoolWarps; ++w) own[w] = {merged[0][w][lane], merged[1][w][lane], merged[2][w][lane]};
 #pragma unroll
-      for (int g = 0; g < kPoolRows; ++g) {
-        const float kept = weight_of(merged[0][g][threadIdx.x], most);
-        weight += merged[1][g][threadIdx.x] * kept;
-        sum += merged[2][g][threadIdx.x] * kept;
+      for (int step = kPoolWarps / 2; step > 0; step /= 2) {
+#pragma unroll
+        for (int w = 0; w < step; ++w) own[w] = merge(own[w], own[w + step]);
       }
-      a.pooled[static_cast<int64_t>(token) * a.width + blockIdx.y * kPoolChannels + threadIdx.x] = sum / weight;
+      a.pooled[static_cast<int64_t>(token) * a.width + blockIdx.x * kPoolChannels + lane] = value_of(own[0]);
     }
   });
 }
@@ -77,13 +98,13 @@ void pool_states(const Call& call) {
   r.require(a.states.width == width * (overlap ? 4 : 2), "state", "has another width than pooled",
             "pass kv and score of its columns");
   r.done();
-  if (tokens == 0) return;
+  if (tokens == 0 || a.states.table == nullptr) return;
   a.rows.tokens = static_cast<int>(tokens);
-  a.rows.chunk = chunk_for(tokens, a.ratio);
+  a.rows.chunk = tokens <= kFewTokens ? kFewRows : 32 * kLooks;
   a.width = static_cast<int>(width);
   a.window = a.ratio * (overlap ? 2 : 1);
-  const dim3 grid(ceil_div(tokens, a.rows.chunk), a.width / kPoolChannels);
-  launch(call, pool_kernel, grid, kPoolThreads, a);
+  const dim3 grid(a.width / kPoolChannels, ceil_div(tokens, a.rows.chunk));
+  launch(call, pool_kernel, grid, 32 * kPoolWarps, a);
 }
 
 }  // namespace dsv4

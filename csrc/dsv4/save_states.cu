@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kSaveThreads) save_kernel(const __grid_constan
   const int token = blockIdx.x;
   const int64_t slot = a.slots[token];
   if (slot < 0) return;
-  const int vectors = a.width / kChannels, half = vectors / 2;
+  const int vectors = a.width / kQuad, half = vectors / 2;
   const auto at = static_cast<uint32_t>(slot), position = static_cast<uint32_t>(a.positions[token]);
   const uint32_t block = a.rows.quotient(at), row = at - block * a.rows.by;
   float4* to = reinterpret_cast<float4*>(a.state + block * a.block_stride + static_cast<int64_t>(row) * a.width);
@@ -54,9 +54,9 @@ void save_partial_states(const Call& call) {
   a.positions = r.in("positions", {DType::i64}, {&tokens}, 8).as<const int64_t>();
   a.slots = r.in("slots", {DType::i64}, {&tokens}, 8).as<const int64_t>();
   const Operand& state = r.strided("state", {DType::f32}, {&blocks, &rows, &width});
-  r.require(width % (2 * kChannels) == 0, "kv_score", "has " + std::to_string(width) + " columns",
+  r.require(width % (2 * kQuad) == 0, "kv_score", "has " + std::to_string(width) + " columns",
             "pass a multiple of 8");
-  r.require(state.stride[0] % kChannels == 0 || blocks < 2, "state", "has an unaligned page stride",
+  r.require(state.stride[0] % kQuad == 0 || blocks < 2, "state", "has an unaligned page stride",
             "align pages to 16 bytes");
   r.require(rows > 0 && ratio > 0, "state", "has no rows, or ape none",
             "pass the states of a page and the tokens of a group");
