@@ -16,6 +16,7 @@ import torch
 from benchmarks.kernels.calls import CALLS, call
 from benchmarks.kernels.maker import Call, Maker
 from dsv4.ops import kernels
+from tests.dsv4.cuda.test_combine_indices import CASES, MOST, WINDOW, given
 from tests.dsv4.cuda.test_experts import FEW, HIDDEN, routed
 from tests.dsv4.cuda.test_numbers import SHAPES
 
@@ -76,7 +77,17 @@ def calls() -> Iterator[tuple[str, Call]]:
         yield f"routed_experts {rows}", routed(rows, elsewhere=True, device="cpu")
 
 
-def combine() -> None:
+def combine_indices() -> None:
+    """Which gathered keys rows attend to: a kernel with the fast face only."""
+    for ratio, chosen in CASES:
+        inputs = [_copied(one) if isinstance(one, torch.Tensor) else one for one in given(ratio, chosen, "cpu")]
+        rows = len(inputs[0])
+        outs = torch.empty(rows, WINDOW + MOST, dtype=torch.int32, device="cuda"), torch.empty_like(inputs[1])
+        assert kernels.FAST["combine_indices"](*inputs, *outs)
+        outs[0].cpu(), outs[1].cpu()
+
+
+def combine_experts() -> None:
     """Sums experts' shares: a kernel that has no op of its own."""
     m, rows, k = Maker("cpu", 0, "random"), 17, 6
     experts = torch.randint(-1, 8, (rows, k), generator=m.generator, dtype=torch.int32)
@@ -108,8 +119,9 @@ def main() -> None:
             one.untyped_storage().cpu()
         count += 1
         print(f"{perf_counter() - began:6.1f} s  {what}", flush=True)
-    combine()
-    print(f"{count + 1} calls")
+    combine_indices()
+    combine_experts()
+    print(f"{count + len(CASES) + 1} calls")
 
 
 if __name__ == "__main__":

@@ -15,9 +15,12 @@ REQUESTS = ((0, 700), (300, 65), (5000, 1))
 """First position and rows."""
 
 
-def given(ratio: int, chosen: bool) -> tuple[Any, ...]:
+CASES = ((0, False), (4, True), (128, False))
+"""Ratios, and whether the indexer chose."""
+
+
+def given(ratio: int, chosen: bool, device: str = "cuda") -> tuple[Any, ...]:
     """Inputs of the op for `REQUESTS`, gathered one after the other."""
-    device = "cuda"
     positions = torch.cat([torch.arange(first, first + rows) for first, rows in REQUESTS]).to(device)
     group = torch.cat([torch.full((rows,), index) for index, (_, rows) in enumerate(REQUESTS)]).to(torch.int32)
     counts = [(first + rows) // ratio if ratio else 0 for first, rows in REQUESTS]
@@ -36,7 +39,7 @@ def given(ratio: int, chosen: bool) -> tuple[Any, ...]:
     return positions, group.to(device), *starts, first, picked, ratio, WINDOW
 
 
-@pytest.mark.parametrize(("ratio", "chosen"), ((0, False), (4, True), (128, False)))
+@pytest.mark.parametrize(("ratio", "chosen"), CASES)
 def test_numbers(ratio: int, chosen: bool) -> None:
     inputs = given(ratio, chosen)
     rows = len(inputs[0])
