@@ -260,6 +260,12 @@ def hyper_post_pre(m: Maker, rows: int, hidden: int = 4096) -> Call:
     return made(ops.mhc_post_pre, (*_streams(m, rows, hidden), *_mixing(m, hidden)))
 
 
+def hyper_head(m: Maker, rows: int, hidden: int = 4096, weights: torch.dtype = F32) -> Call:
+    fn = m.plain(4, 4 * hidden) / hidden**0.5
+    mixing = fn, m.plain(4), m.plain(1), m.plain(hidden, dtype=weights), EPS, EPS
+    return made(ops.hc_head, (m.noise(rows, 4, hidden), *mixing))
+
+
 # -- experts -----------------------------------------------------------------------------------------------
 
 
@@ -297,6 +303,7 @@ CALLS: dict[str, Callable[..., Call]] = {
     "mhc_pre": hyper_pre,
     "mhc_post": hyper_post,
     "mhc_post_pre": hyper_post_pre,
+    "hc_head": hyper_head,
     "route": chosen,
     "swiglu": gate,
 }

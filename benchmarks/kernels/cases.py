@@ -158,4 +158,5 @@ CASES: dict[str, Case] = {
     "mhc_pre": _named("mhc_pre", moved(1, 2, 3, 4)),
     "mhc_post": _named("mhc_post", moved()),
     "mhc_post_pre": _named("mhc_post_pre", moved(4, 5, 6, 7)),
+    "hc_head": _named("hc_head", moved(1, 2, 3, 4)),
 }  # fmt: skip

@@ -1,38 +1,24 @@
 // Hyper-connections between two blocks: the streams mixed with a block's output, and what the next block reads of them.
 //
-// Floor at hidden size H: residual and y read, mixed streams and layer_in written: 20 H bytes a token. The 24 mixing
-// weights of a token need all of its streams, so there are two kernels. The first mixes and multiplies: a block takes
-// 256 columns of all four streams of some tokens, its part of fn in shared memory as two bf16 terms (16 bits of
-// mantissa), the streams it has just rounded to bf16 as the other operand, exactly. Partial sums go to the rows that
-// layer_in will have. The second adds them up, makes the weights, and reads the mixed streams again, from the L2 cache
-// while they fit: 8 H bytes more.
+// At hidden size 4096 on sm_90 that is one launch (hyper_connection_cluster.cu). Elsewhere it is two, of which here:
+// floor at hidden size H: residual and y read, mixed streams and layer_in written: 20 H bytes a token. The 24 mixing
+// weights of a token need all of its streams. The first kernel mixes and multiplies: a block takes 256 columns of all
+// four streams of some tokens, its part of fn in shared memory as two bf16 terms (16 bits of mantissa), the streams it
+// has just rounded to bf16 as the other operand, exactly. Partial sums go to the rows that layer_in will have. The
+// second adds them up, makes the weights, and reads the mixed streams again, from the L2 cache while they fit: 8 H
+// bytes more. The head is the same with four sums, and its norm that of the sum before it is rounded.
+#include "hyper_connection.cuh"
 #include "launch.cuh"
-#include "numeric.cuh"
 #include "ops.h"
 #include "reader.h"
 
 namespace dsv4 {
 namespace {
 
-constexpr int kStreams = 4;
-constexpr int kSums = (2 + kStreams) * kStreams;  // 24: pre, post, comb row by row
-constexpr int kPartial = kSums + 1;               // and the sum of squares
+constexpr int kPartial = kSums + 1;  // and the sum of squares
 constexpr int kWarps = 8;
 constexpr int kWarpColumns = 32;  // eight a lane of four
 constexpr int kColumns = kWarps * kWarpColumns;
-constexpr int kTokens = 16;  // of a step: the rows of m16n8k16
-constexpr int kSumTiles = kSums / 8;
-
-struct MixArguments {
-  const uint4* residual;  // [tokens, 4, H] bf16
-  const float4* post;     // [tokens, 4]
-  const float4* comb;     // [tokens, 4, 4]
-  const uint4* y;         // [tokens, H] bf16
-  const float* fn;        // [24, 4 H]
-  uint4* mixed;           // [tokens, 4, H] bf16
-  uint8_t* partial;       // rows of layer_in: [H / 256, 25] float32 each
-  int tokens, hidden, steps;
-};
 
 // One warp's share of fn, in the order of the B operand: for each tile of eight sums and each stream, the two terms of
 // 16 values.
@@ -40,32 +26,22 @@ struct __align__(16) Operands {
   uint4 term[kSumTiles][kStreams][2][kWarps][32];
 };
 
-__device__ void split(float v, float& first, float& second) {
-  first = __bfloat162float(__float2bfloat16_rn(v));
-  second = v - first;
-}
-
 __device__ void load_operands(const MixArguments& a, Operands& b, int first_column) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, quarter = lane % 4;
 #pragma unroll
   for (int tile = 0; tile < kSumTiles; ++tile) {
 #pragma unroll
     for (int stream = 0; stream < kStreams; ++stream) {
-      const float* row = a.fn + (static_cast<int64_t>(tile * 8 + group) * kStreams + stream) * a.hidden;
-      const Eight v = load_weights(row, false, first_column + warp * kWarpColumns + quarter * kVector);
-      Eight high_term, low_term;
+      const int sum = tile * 8 + group;
+      const float* row = a.fn + (static_cast<int64_t>(sum) * kStreams + stream) * a.hidden;
+      Eight v{}, high_term, low_term;
+      if (sum < a.sums) v = load_weights(row, false, first_column + warp * kWarpColumns + quarter * kVector);
 #pragma unroll
       for (int i = 0; i < kVector; ++i) split(v.x[i], high_term.x[i], low_term.x[i]);
       b.term[tile][stream][0][warp][lane] = pack(high_term);
       b.term[tile][stream][1][warp][lane] = pack(low_term);
     }
   }
-}
-
-__device__ void multiply(float (&s)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 // The four streams of one token at eight columns, mixed and rounded; or as they are.
@@ -163,19 +139,6 @@ __global__ void __launch_bounds__(32 * kWarps, 2) mix_kernel(const __grid_consta
   }
 }
 
-struct CollapseArguments {
-  const uint4* mixed;  // [tokens, 4, H] bf16
-  const float* base;   // [24]
-  const float* scale;  // [3]
-  const void* norm_weight;
-  uint4* layer_in;  // [tokens, H] bf16; partial sums until they are read
-  float* post;      // [tokens, 4]
-  float* comb;      // [tokens, 4, 4]
-  float eps, hc_eps;
-  int hidden, parts, iterations;
-  bool weight_is_bf16;
-};
-
 constexpr int kThreads = 256;
 
 // A warp makes a token's weights; lanes 0 to 15 hold comb, row by row.
@@ -188,10 +151,12 @@ __device__ void make_weights(const CollapseArguments& a, int token, float* pre) 
   }
   const float squares = __shfl_sync(kWholeWarp, sum, kSums);
   const float by = rsqrtf(squares / (static_cast<float>(kStreams) * a.hidden) + a.eps);
-  const float scale = lane < 4 ? a.scale[0] : lane < 8 ? a.scale[1] : a.scale[2];
-  const float mix = lane < kSums ? sum * by * scale + a.base[lane] : 0.0f;
+  const bool head = a.comb == nullptr;
+  const float scale = a.scale[head || lane < 4 ? 0 : lane < 8 ? 1 : 2];
+  const float mix = lane < (head ? kStreams : kSums) ? sum * by * scale + a.base[lane] : 0.0f;
   const float gate = 1.0f / (1.0f + __expf(-mix));
   if (lane < 4) pre[lane] = gate + a.hc_eps;
+  if (head) return;
   if (lane >= 4 && lane < 8) a.post[token * kStreams + lane - 4] = 2.0f * gate;
   float v = __shfl_sync(kWholeWarp, mix, lane % 16 + 8);
   v = __expf(v - group_max<4>(v));
@@ -265,8 +230,10 @@ int steps_for(int tokens, int parts) {
   return steps < kMostSteps ? steps : kMostSteps;
 }
 
-template <bool kMixing>
-void launch_both(const Call& call, MixArguments& m, CollapseArguments& c) {
+template <Hyper kHyper>
+void launch_whole(const Call& call, MixArguments& m, CollapseArguments& c) {
+  constexpr bool kMixing = kHyper == Hyper::post_pre;
+  if (launch_in_clusters(call, m, c, kHyper)) return;
   c.parts = m.hidden / kColumns;
   m.partial = reinterpret_cast<uint8_t*>(c.layer_in);
   m.steps = steps_for(m.tokens, c.parts);
@@ -280,19 +247,22 @@ void launch_both(const Call& call, MixArguments& m, CollapseArguments& c) {
   }
 }
 
-// fn, base, scale, norm_weight, eps, hc_eps, iterations: what both ops have.
+// fn, base, scale, norm_weight, eps, hc_eps: what three ops have.
+template <Hyper kHyper>
 void read_mixing(Reader& r, MixArguments& m, CollapseArguments& c, int64_t hidden) {
+  constexpr bool kHead = kHyper == Hyper::head;
   r.require(hidden % kColumns == 0 && hidden <= 4 * kThreads * kVector, "residual",
             "has hidden size " + std::to_string(hidden), "pass a multiple of 256 up to 8192");
-  m.fn = r.in("fn", {DType::f32}, {kSums, kStreams * hidden}).as<const float>();
-  c.base = r.in("base", {DType::f32}, {kSums}, 4).as<const float>();
-  c.scale = r.in("scale", {DType::f32}, {3}, 4).as<const float>();
+  m.sums = kSumsOf<kHyper>;
+  m.fn = r.in("fn", {DType::f32}, {m.sums, kStreams * hidden}).as<const float>();
+  c.base = r.in("base", {DType::f32}, {m.sums}, 4).as<const float>();
+  c.scale = r.in("scale", {DType::f32}, {kHead ? 1 : 3}, 4).as<const float>();
   const Operand& weight = r.in("norm_weight", {DType::f32, DType::bf16}, {hidden});
   c.norm_weight = weight.address;
   c.weight_is_bf16 = weight.dtype == DType::bf16;
   c.eps = r.real();
   c.hc_eps = r.real();
-  c.iterations = static_cast<int>(r.integer());
+  if (!kHead) c.iterations = static_cast<int>(r.integer());
   m.hidden = c.hidden = static_cast<int>(hidden);
 }
 
@@ -313,6 +283,14 @@ __global__ void __launch_bounds__(kPostThreads) post_kernel(const __grid_constan
   streams_of<true>(a, static_cast<int>(token), (at - token * vectors) * kVector, streams);
 }
 
+// Streams that stay as they are.
+int64_t read_residual(Reader& r, MixArguments& m, CollapseArguments& c, int64_t& tokens) {
+  int64_t hidden = kUnbound;
+  m.residual = c.mixed = r.in("residual", {DType::bf16}, {&tokens, kStreams, &hidden}).as<const uint4>();
+  m.tokens = static_cast<int>(tokens);
+  return hidden;
+}
+
 int64_t read_streams(Reader& r, MixArguments& m, int64_t& tokens) {
   int64_t hidden = kUnbound;
   m.residual = r.in("residual", {DType::bf16}, {&tokens, kStreams, &hidden}).as<const uint4>();
@@ -331,28 +309,39 @@ void mhc_post_pre(const Call& call) {
   MixArguments m{};
   CollapseArguments c{};
   const int64_t hidden = read_streams(r, m, tokens);
-  read_mixing(r, m, c, hidden);
+  read_mixing<Hyper::post_pre>(r, m, c, hidden);
   m.mixed = r.out("mixed", {DType::bf16}, {tokens, kStreams, hidden}).as<uint4>();
   c.mixed = m.mixed;
   read_outs(r, c, tokens, hidden);
   r.done();
   if (tokens == 0) return;
-  launch_both<true>(call, m, c);
+  launch_whole<Hyper::post_pre>(call, m, c);
 }
 
 void mhc_pre(const Call& call) {
   Reader r(call);
-  int64_t tokens = kUnbound, hidden = kUnbound;
+  int64_t tokens = kUnbound;
   MixArguments m{};
   CollapseArguments c{};
-  m.residual = r.in("residual", {DType::bf16}, {&tokens, kStreams, &hidden}).as<const uint4>();
-  c.mixed = m.residual;
-  read_mixing(r, m, c, hidden);
+  const int64_t hidden = read_residual(r, m, c, tokens);
+  read_mixing<Hyper::pre>(r, m, c, hidden);
   read_outs(r, c, tokens, hidden);
   r.done();
   if (tokens == 0) return;
-  m.tokens = static_cast<int>(tokens);
-  launch_both<false>(call, m, c);
+  launch_whole<Hyper::pre>(call, m, c);
+}
+
+void hc_head(const Call& call) {
+  Reader r(call);
+  int64_t tokens = kUnbound;
+  MixArguments m{};
+  CollapseArguments c{};
+  const int64_t hidden = read_residual(r, m, c, tokens);
+  read_mixing<Hyper::head>(r, m, c, hidden);
+  c.layer_in = r.out("hidden", {DType::bf16}, {tokens, hidden}).as<uint4>();
+  r.done();
+  if (tokens == 0) return;
+  launch_whole<Hyper::head>(call, m, c);
 }
 
 void mhc_post(const Call& call) {

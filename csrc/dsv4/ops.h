@@ -25,6 +25,7 @@ void sparse_attention_prefill(const Call& call);
 void mhc_pre(const Call& call);
 void mhc_post(const Call& call);
 void mhc_post_pre(const Call& call);
+void hc_head(const Call& call);
 void route(const Call& call);
 void swiglu(const Call& call);
 void routed_experts(const Call& call);

@@ -26,6 +26,7 @@ const Op kOps[kOpCount] = {
     {"mhc_pre", "tttttffittt", mhc_pre},
     {"mhc_post", "ttttt", mhc_post},
     {"mhc_post_pre", "ttttttttffitttt", mhc_post_pre},
+    {"hc_head", "tttttfft", hc_head},
     {"route", "tootftt", route},
     {"swiglu", "tft", swiglu},
     {"routed_experts", "tttttfttttt", routed_experts},

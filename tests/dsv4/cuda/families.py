@@ -49,6 +49,7 @@ FAMILIES: dict[str, Family] = {
     "mhc_pre": Family((1e-2, 5e-3)),
     "mhc_post": Family((8e-3, 1e-6)),
     "mhc_post_pre": Family((1e-2, 5e-3)),
+    "hc_head": Family((1e-2, 5e-3)),
     "route": Family((1e-5, 1e-6), exact=(0,), data=("random",)),
     "swiglu": Family((8e-3, 1e-6), data=("random", "equal", "huge", "zero", "mixed")),
 }

@@ -80,7 +80,8 @@ SHAPES: list[tuple[str, dict[str, Any]]] = [
     *(("route", how) for how in (
         {"experts": 8, "k": 3}, {"experts": 384}, {"experts": 1000, "k": 32}, {"hashed": True})),
     *(("swiglu", {"inner": inner}) for inner in (8, 3072)),
-    *((name, {"hidden": h}) for name in ("mhc_pre", "mhc_post", "mhc_post_pre") for h in (256, 7168)),
+    *((name, {"hidden": h}) for name in ("mhc_pre", "mhc_post", "mhc_post_pre", "hc_head") for h in (256, 7168)),
+    ("hc_head", {"weights": torch.bfloat16}),
 ]  # fmt: skip
 
 

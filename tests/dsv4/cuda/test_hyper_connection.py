@@ -1,0 +1,69 @@
+"""The hyper-connections' kernels: many tiles a launch, streams that cancel, and widths that clusters do not take."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.kernels.calls import call
+from tests.dsv4.cuda.check import bits, check, same_bits
+
+NAMES = ("mhc_pre", "mhc_post_pre", "hc_head")
+ROWS = 1500
+"""Twelve tiles a cluster of an H200: each place in shared memory is used three times."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_many_tiles_give_the_same_bits(name: str) -> None:
+    """Launched back to back into outs of their own: no launch and no tile disturbs another."""
+    calls = [call(name, ROWS).poison(byte) for byte in (0xFF, 0, 0x33, 0x7F)]
+    for one in calls:
+        one.run()
+    wanted = calls[0].written()
+    for one in calls[1:]:
+        assert all(same_bits(found, other) for found, other in zip(one.written(), wanted, strict=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rows_bits_do_not_depend_on_its_neighbours(name: str) -> None:
+    """The last rows of a long call alone: other tiles, other clusters, other owners."""
+    whole = call(name, ROWS)
+    whole.run()
+    for rows in (1, 5, 40):
+        alone = call(name, rows)
+        for one, long in zip(alone.inputs, whole.inputs, strict=True):
+            if isinstance(one, torch.Tensor):
+                one.copy_(long[-rows:] if long.shape[0] == ROWS else long)
+        for found, wanted in zip(alone.poison(0xFF).run(), whole.outs, strict=True):
+            assert same_bits(found, wanted[-rows:])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nan_stays_in_its_row_of_many(name: str) -> None:
+    """Rows of a tile share products, barriers and copies."""
+    wanted = call(name, ROWS)
+    wanted.run()
+    spoilt = call(name, ROWS)
+    spoilt.inputs[0].view(torch.uint8)[7::100] = 0xFF
+    kept = torch.arange(ROWS, device="cuda") % 100 != 7
+    for found, one in zip(spoilt.run(), wanted.outs, strict=True):
+        assert torch.equal(bits(found[kept]), bits(one[kept]))
+
+
+@pytest.mark.parametrize("name", ("mhc_pre", "hc_head"))
+def test_streams_that_nearly_cancel(name: str) -> None:
+    """The sum's square comes from the products of the streams, which are 4,096 times larger here."""
+    made = call(name, 33)
+    residual, base, scale = made.inputs[0], made.inputs[2], made.inputs[3]
+    residual[:, 1] = residual[:, 1] / 64 - residual[:, 0]
+    residual[:, 3] = residual[:, 3] / 64 - residual[:, 2]
+    base[:4] = 0.5
+    scale[:1] = 0
+    check(made)
+
+
+@pytest.mark.parametrize("hidden", (512, 1024, 4096, 7168))
+@pytest.mark.parametrize("name", NAMES)
+def test_hundreds_of_rows_of_other_widths(name: str, hidden: int) -> None:
+    """Two kernels elsewhere than at 4,096."""
+    check(call(name, 300, hidden=hidden))
