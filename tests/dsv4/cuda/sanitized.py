@@ -1,8 +1,8 @@
-"""Every kernel at small sizes, for compute-sanitizer to watch: ``python -m tests.dsv4.cuda.sanitized [PLANTED]``.
+"""Every kernel at small sizes, for compute-sanitizer to watch: ``python -m tests.dsv4.cuda.sanitized [PLANTED | OP...]``.
 
 Arguments are made on the CPU and copied over, and outs are copied back, storage by storage: no kernel but ours touches
-the device's memory, so that the tools need not watch PyTorch's, and know what was written. With a name, a kernel with
-that fault runs alone.
+the device's memory, so that the tools need not watch PyTorch's, and know what was written. With a tool's name, a kernel
+with the fault that it is for runs alone; with beginnings of ops' names, those.
 """
 
 from __future__ import annotations
@@ -65,15 +65,17 @@ def _copied(one: torch.Tensor) -> torch.Tensor:
     return held.as_strided(one.shape, one.stride(), one.storage_offset())
 
 
-def calls() -> Iterator[tuple[str, Call]]:
-    """Every op at small sizes, and in its other shapes."""
+def calls(wanted: tuple[str, ...] = ("",)) -> Iterator[tuple[str, Call]]:
+    """Ops at small sizes, and in their other shapes."""
     for name in CALLS:
-        for rows in ROWS:
+        for rows in ROWS if name.startswith(wanted) else ():
             yield f"{name} {rows}", call(name, rows, device="cpu", **SMALLER.get(name, {}))
     for name, how in SHAPES:
+        if not name.startswith(wanted):
+            continue
         rows = INSERTED_ROWS if "insert" in name else OTHER_ROWS
         yield f"{name} {how}", call(name, rows, device="cpu", **SMALLER.get(name, {}) | how)
-    for rows in FEW:
+    for rows in FEW if "routed_experts".startswith(wanted) else ():
         yield f"routed_experts {rows}", routed(rows, elsewhere=True, device="cpu")
 
 
@@ -110,18 +112,21 @@ def planted(tool: str) -> None:
 
 def main() -> None:
     """Runs them, and says how many."""
-    if sys.argv[1:]:
-        planted(sys.argv[1])
+    names = tuple(sys.argv[1:])
+    if names[:1] and names[0] in PLANTED:
+        planted(names[0])
         return
     count, began = 0, perf_counter()
-    for what, made in calls():
+    for what, made in calls(names or ("",)):
         for one in on_device(made).run():
             one.untyped_storage().cpu()
         count += 1
         print(f"{perf_counter() - began:6.1f} s  {what}", flush=True)
-    combine_indices()
-    combine_experts()
-    print(f"{count + len(CASES) + 1} calls")
+    if not names:
+        combine_indices()
+        combine_experts()
+        count += len(CASES) + 1
+    print(f"{count} calls")
 
 
 if __name__ == "__main__":
