@@ -1,4 +1,4 @@
-"""Every kernel at small sizes, for compute-sanitizer to watch: ``python -m tests.dsv4.cuda.sanitized [PLANTED | OP...]``.
+"""Every kernel at small sizes for compute-sanitizer: ``python -m tests.dsv4.cuda.sanitized [TOOL | OP...]``.
 
 Arguments are made on the CPU and copied over, and outs are copied back, storage by storage: no kernel but ours touches
 the device's memory, so that the tools need not watch PyTorch's, and know what was written. With a tool's name, a kernel
