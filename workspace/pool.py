@@ -60,6 +60,8 @@ class Pool:
         Those that blocks are on, or come back to.
     two_ends
         Whether large requests take the first block that fits, and its end where that leaves little.
+    roomy
+        Whether all that was declared fits side by side: then large blocks wait on shelves like small ones.
     hands_over
         Whether a shelved block goes to another stream the short way; see `workspace.handover`.
     elided
@@ -67,8 +69,8 @@ class Pool:
     """
 
     __slots__ = (
-        "_large_shelved", "_largest", "_shelved", "elided", "free", "hands_over", "home", "shelves", "slabs", "source",
-        "taken", "timeline", "two_ends",
+        "_large_shelved", "_largest", "_shelved", "elided", "free", "hands_over", "home", "roomy", "shelves", "slabs",
+        "source", "taken", "timeline", "two_ends",
     )  # fmt: skip
 
     def __init__(self, timeline: Timeline, source: Source, home: Callable[[Stream], Home]) -> None:
@@ -80,6 +82,7 @@ class Pool:
         self.taken = 0
         self.shelves: dict[Shelf, None] = {}
         self.two_ends = False
+        self.roomy = False
         self.hands_over = False
         self.elided = 0
         self._shelved = 0
@@ -90,7 +93,7 @@ class Pool:
     def shelve(self, block: Block, request: Request, stream: Stream) -> None:
         """Put a block, used last on this stream only, where the same request finds it; in a crowded pool, back."""
         held = self._held()
-        if block.nbytes >= _large(held):
+        if not self.roomy and block.nbytes >= _large(held):
             # What waits on shelves counts as taken: only without the large of them is it known how much others take.
             if self._crowded(block, held):
                 self.take_back_large()
@@ -105,7 +108,7 @@ class Pool:
             self.consolidate()
 
     def take_back_large(self) -> None:
-        """Coalesce the large blocks that wait on shelves."""
+        """Coalesce the large blocks that wait on shelves; in a roomy pool they stay."""
         if self._large_shelved:
             self._empty_shelves(_large(self._held()))
             self._large_shelved = False
@@ -318,8 +321,7 @@ class Pool:
     def disown(self) -> None:
         """Let go of a parent's bytes (a capture has ended): who still names a lease of it must not keep them."""
         for slab in self.slabs:
-            for block in slab.blocks():
-                block.drop_views()
+            slab.drop_views()
             del slab.buffer
         self.slabs, self.free, self._largest = [], {}, None
 

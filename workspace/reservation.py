@@ -18,6 +18,7 @@ class Reservation:
 
     def __init__(self) -> None:
         self._bounds: dict[tuple[str, str | None], dict[str, int]] = defaultdict(dict)
+        self._side_by_side: dict[str, dict[Request, int]] = defaultdict(dict)
         self.requests: list[Request] = []
 
     def add(self, request: Request, *, lane: str | None, phase: str | None, count: int) -> None:
@@ -25,6 +26,8 @@ class Reservation:
         nbytes = count * round_up(request.nbytes, ALIGNMENT)
         bounds[request.owner] = max(bounds.get(request.owner, 0), nbytes)
         self.requests.append(request)
+        beside = self._side_by_side[lane or ""]
+        beside[request] = max(beside.get(request, 0), nbytes)
 
     def nbytes(self, *, micro_batches: int, headroom: float) -> int:
         """Bytes for every lane's graphs and for eager leases of every micro-batch."""
@@ -34,6 +37,11 @@ class Reservation:
             always = phases.pop(None, 0)
             need = always + max(phases.values(), default=0)
             total += need * (1 if lane else micro_batches)
+        return round_up(int(total * headroom), ALIGNMENT)
+
+    def side_by_side(self, *, micro_batches: int, headroom: float) -> int:
+        """Bytes of all that was declared at once, whatever its phase: no block is then cut for another layout."""
+        total = sum(sum(sizes.values()) * (1 if lane else micro_batches) for lane, sizes in self._side_by_side.items())
         return round_up(int(total * headroom), ALIGNMENT)
 
     def __bool__(self) -> bool:

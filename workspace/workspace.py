@@ -504,11 +504,20 @@ class Workspace:
         request = self._request(layout, False, dims)
         self._reservation.add(request, lane=lane, phase=phase, count=count)
 
-    def reserve(self) -> int:
+    def reserve(self, *, spare: int = 0) -> int:
         """Hold the declared bytes, in one slab. Call before captures and before the KV cache is sized.
 
-        Returns the declared bytes; what is held for them, ``snapshot().reserved``, is a multiple of ``granularity``,
-        and 0 under strategies that let the framework's allocator place each tensor.
+        Parameters
+        ----------
+        spare
+            Bytes that may be held beyond those of the largest phase, if all that was declared then fits side by side:
+            no block is cut anew for another layout, which takes longer than a short kernel.
+
+        Returns
+        -------
+        int
+            The declared bytes, the spare ones included; what is held for them, ``snapshot().reserved``, is a multiple
+            of ``granularity``, and 0 under strategies that let the framework's allocator place each tensor.
         """
         timeline = self.timeline
         with timeline.lock:
@@ -516,10 +525,16 @@ class Workspace:
             timeline.ready()
             if timeline.current().capture is not None:
                 raise CaptureError("reserve() inside a capture", "reserve before the capture begins")
-            nbytes = self._reservation.nbytes(micro_batches=self.config.micro_batches, headroom=self.config.headroom)
+            sizes: dict[str, Any] = {"micro_batches": self.config.micro_batches, "headroom": self.config.headroom}
+            nbytes, beside = self._reservation.nbytes(**sizes), self._reservation.side_by_side(**sizes)
+            if nbytes < beside <= nbytes + spare:
+                nbytes = beside
             if nbytes:
                 self.provider.reserve(nbytes, self._reservation.requests)
-            return nbytes + sum(child.reserve() for child in self._own_children())
+                pool = getattr(self.strategy_object, "pool", None)
+                if pool is not None:
+                    pool.roomy = nbytes >= beside
+            return nbytes + sum(child.reserve(spare=spare) for child in self._own_children())
 
     def lock(self) -> None:
         """Forbid growth from now on: a request that does not fit is refused. Twice is no error.

@@ -18,6 +18,10 @@ from dsv4.shard import Shard
 from dsv4.stages import MAIN
 from dsv4.topology import Conditions, layer
 
+SPARE = 128 << 20
+"""Bytes beyond those that live together, where all stages then fit side by side: steps of a few hundred tokens, whose
+kernels are shorter than what it takes to cut a block anew."""
+
 AT_THE_END = ("mhc_ffn", "ffn")
 """Leases held while the MoE has its own, and after the last layer."""
 
@@ -46,7 +50,7 @@ def reserve(
     declare(ws, shard, precision, engine, draft=draft)
     for index in range(options.micro_batches if sizes else 0):
         declare_graphs(ws, shard, precision, engine, options.region, sizes[-1], lane_of(index))
-    declared: int = ws.reserve()
+    declared: int = ws.reserve(spare=SPARE)
     return kept + max(declared, ws.snapshot().reserved)
 
 

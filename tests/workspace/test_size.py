@@ -17,6 +17,7 @@ from workspace.pool import Pool
 from workspace.reservation import Reservation
 from workspace.simulated import Device
 from workspace.single import Persistent
+from workspace.strategies.pooled import Pooled
 
 BLOCKS = ["event_fenced", "per_stream"]
 
@@ -444,6 +445,11 @@ def test_a_dropped_workspace_awaits_what_uses_its_buffers(
     assert device.verdict() == ("SAFE" if awaited else "UNSAFE")
 
 
+def pool_of(ws: Any) -> Pool:
+    found: Pool = ws.strategy_object.pool
+    return found
+
+
 @pytest.mark.parametrize(("kept", "growths"), [(False, 0), (True, 1)], ids=["taken back", "left on its shelf"])
 def test_a_large_block_on_a_shelf_does_not_divide_what_a_large_request_needs(
     monkeypatch: pytest.MonkeyPatch, kept: bool, growths: int
@@ -455,6 +461,7 @@ def test_a_large_block_on_a_shelf_does_not_divide_what_a_large_request_needs(
     if kept:
         monkeypatch.setattr(Pool, "take_back_large", lambda pool: None)
     _, ws = scene(steady=True, reserve=64 * MIB)
+    pool_of(ws).roomy = False
     ws.acquire(BYTES, N=16 * MIB).release()
     with ws.lease(OTHER, N=8 * MIB), ws.lease(BYTES, N=56 * MIB):
         assert ws.snapshot().growths == growths
@@ -464,8 +471,71 @@ def test_a_large_block_on_a_shelf_does_not_divide_what_a_large_request_needs(
 def test_the_largest_leases_leave_one_piece(strategy: str, growths: int) -> None:
     """They are cut from the other end than what lives beside them, where all streams share one pool."""
     _, ws = scene(strategy, steady=True, reserve=64 * MIB)
+    pool_of(ws).roomy = False
     early, large, late = (ws.acquire(BYTES, N=nbytes * MIB) for nbytes in (9, 30, 9))
     early.release()
     large.release()
     with ws.lease(BYTES, N=40 * MIB):
         assert ws.snapshot().growths == growths and not late.released
+
+
+@pytest.mark.parametrize("strategy", BLOCKS)
+@pytest.mark.parametrize(
+    ("spare", "held", "searches"), [(30, 70, 0), (29, 40, 8), (0, 40, 8)], ids=["enough", "too little", "none"]
+)
+def test_spare_bytes_let_every_block_stay_uncut(
+    strategy: str, spare: int, held: int, searches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two phases side by side: their leases take turns without a search. Control: in the bytes of the larger one."""
+    device = Device()
+    ws = workspace.create(strategy, device=device, granularity=MIB, statistics=False)
+    for layout, nbytes in ((BYTES, 40 * MIB), (OTHER, 30 * MIB)):
+        ws.declare(layout, phase=layout.name, N=nbytes)
+    assert ws.reserve(spare=spare * MIB) == held * MIB == ws.snapshot().reserved
+    ws.lock()
+    plain, found = Pooled._search, [0]
+
+    def search(self: Pooled, *given: Any) -> Any:
+        found[0] += 1
+        return plain(self, *given)
+
+    monkeypatch.setattr(Pooled, "_search", search)
+
+    def in_turn() -> None:
+        for layout, nbytes in ((BYTES, 40 * MIB), (OTHER, 30 * MIB)):
+            with ws.lease(layout, N=nbytes):
+                pass
+
+    with torch.no_grad(), ws.on(ws.stream("main")):
+        in_turn()
+        found[0] = 0
+        for _ in range(4):
+            in_turn()
+    assert found[0] == searches and ws.snapshot().growths == 0
+
+
+@pytest.mark.parametrize("strategy", BLOCKS)
+def test_a_roomy_pool_gives_up_what_waits_before_it_refuses(strategy: str) -> None:
+    """Other sizes than those that were declared: what waits for its like is cut after all."""
+    ws = workspace.create(strategy, device=Device(), granularity=MIB, statistics=False)
+    for layout, nbytes in ((BYTES, 40 * MIB), (OTHER, 30 * MIB)):
+        ws.declare(layout, phase=layout.name, N=nbytes)
+    ws.reserve(spare=30 * MIB)
+    ws.lock()
+    with torch.no_grad(), ws.on(ws.stream("main")):
+        for nbytes in (40, 30, 20, 10, 5, 65):
+            with ws.lease(BYTES, N=nbytes * MIB):
+                pass
+    check_books(ws)
+
+
+@pytest.mark.parametrize(("micro_batches", "held"), [(1, 100), (2, 170)])
+def test_what_lies_side_by_side(micro_batches: int, held: int) -> None:
+    """Each layout once a lane, and once an eager micro-batch; the larger bound of one that is declared twice."""
+    ws = workspace.create("event_fenced", device=Device(), granularity=MIB, micro_batches=micro_batches)
+    for phase in ("a", "b"):
+        ws.declare(BYTES, phase=phase, N=40 * MIB)
+    ws.declare(OTHER, phase="b", N=30 * MIB)
+    ws.declare(OTHER, lane="decode", N=30 * MIB)
+    assert ws.reserve() == (70 * micro_batches + 30) * MIB == held * MIB
+    assert ws.strategy_object.pool.roomy  # type: ignore[attr-defined]
