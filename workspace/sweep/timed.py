@@ -136,6 +136,9 @@ class CudaClock:
         return int(torch.cuda.memory_stats()["allocation.all.allocated"])
 
     def allocated(self) -> int:
+        # What was recorded on other streams is taken back when the next tensor is asked for, not when they are done.
+        torch.cuda.synchronize()
+        torch.empty(1, device=self.device)
         return torch.cuda.memory_allocated()
 
     def peak(self, reset: bool = False) -> int:
