@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 Uses = dict[int, int]
 """Stream id -> epoch of that stream's last use. The block, not the tensor, carries them: they survive reuse."""
 
+VIEWS_KEPT = 1024
+"""Placements of a slab whose tensors are kept."""
+
 FREE, TAKEN, GONE = "free", "taken", "gone"
 """A taken block is out on lease or on a shelf."""
 
@@ -47,9 +50,15 @@ class Slab:
     """One allocation that a pool cuts into blocks.
 
     A base that is not aligned loses the bytes up to the next boundary; an aligned base is used as it is.
+
+    Attributes
+    ----------
+    views
+        Tensors built over it, by offset and request: whatever is cut and coalesced meanwhile, a placement that repeats
+        finds them again.
     """
 
-    __slots__ = ("__weakref__", "_watched", "address", "buffer", "first", "nbytes", "outer", "start")
+    __slots__ = ("__weakref__", "_watched", "address", "buffer", "first", "nbytes", "outer", "start", "views")
 
     def __init__(self, buffer: Buffer, start: int, nbytes: int, outer: Block | None = None) -> None:
         self.buffer = buffer
@@ -58,6 +67,7 @@ class Slab:
         self.nbytes = nbytes
         self.outer = outer
         self._watched: list[tuple[str, weakref.ref[Any]]] = []
+        self.views: dict[tuple[int, Request], list[Any]] = {}
         self.first = Block(self, 0, nbytes)
 
     @classmethod
@@ -93,6 +103,23 @@ class Slab:
             last.prev, behind.next = behind, last
         self.nbytes += nbytes
         return last
+
+    def keep_views(self, offset: int, request: Request, tensors: list[Any]) -> None:
+        """Remember tensors built at an offset; of too many, none."""
+        if len(self.views) >= VIEWS_KEPT:
+            self._forget_views()  # blocks on lease, and on shelves, have theirs still
+        self.views[offset, request] = tensors
+
+    def _forget_views(self) -> None:
+        for (_, request), tensors in self.views.items():
+            self.watch(request.owner, tensors)
+        self.views = {}
+
+    def drop_views(self) -> None:
+        """Forget the tensors built over the slab and its blocks, none of which is on lease or on a shelf."""
+        self._forget_views()
+        for block in self.blocks():
+            block.drop_views()
 
     def watch(self, owner: str, tensors: list[Any]) -> None:
         """Remember tensors that the pool lets go of: whoever else holds one pins the slab."""
@@ -202,9 +229,7 @@ class Block:
             self.shelf = None
 
     def drop_views(self) -> None:
-        """Forget the tensors built over the block: its bounds change."""
-        for request, tensors in self.views.items():
-            self.slab.watch(request.owner, tensors)
+        """Forget the tensors built over the block: its bounds change. The slab keeps them."""
         self.views = {}
         self.lent, self.first = [], ()
 
@@ -216,6 +241,5 @@ def first_three(tensors: list[Any]) -> tuple[Any, Any, Any]:
 
 def pinned_owners(slab: Slab) -> list[str]:
     """Drop the slab's cached tensors; return the owners of those that somebody else still holds."""
-    for block in slab.blocks():
-        block.drop_views()
+    slab.drop_views()
     return slab.pinned()

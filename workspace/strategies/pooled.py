@@ -239,14 +239,20 @@ class Pooled:
         block.events = events or None
 
     def tensors(self, request: Request, block: Block) -> list[Any]:
+        views = block.slab.views.get((block.offset, request))
+        if views is None:
+            views = self._built(request, block)
+            block.slab.keep_views(block.offset, request, views)
+        block.views[request] = views
+        return views
+
+    def _built(self, request: Request, block: Block) -> list[Any]:
         buffer, base = block.slab.buffer, block.slab.start + block.offset
         base += request.start(block.address)
         tensor = self.timeline.driver.tensor
         # Built outside inference mode, so that a later use outside it is not refused.
         with torch.inference_mode(False):
-            views = [tensor(buffer, base + one.offset, one.shape, one.dtype) for one in request.extents]
-        block.views[request] = views
-        return views
+            return [tensor(buffer, base + one.offset, one.shape, one.dtype) for one in request.extents]
 
     def fresh(self, request: Request, position: int, stream: Stream) -> Any:
         raise NotImplementedError(f"{self.name} lends blocks")
