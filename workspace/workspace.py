@@ -527,7 +527,7 @@ class Workspace:
                 raise CaptureError("reserve() inside a capture", "reserve before the capture begins")
             sizes: dict[str, Any] = {"micro_batches": self.config.micro_batches, "headroom": self.config.headroom}
             nbytes, beside = self._reservation.nbytes(**sizes), self._reservation.side_by_side(**sizes)
-            if nbytes < beside <= nbytes + spare:
+            if nbytes < beside <= min(nbytes + spare, self.config.capacity or beside):
                 nbytes = beside
             if nbytes:
                 self.provider.reserve(nbytes, self._reservation.requests)

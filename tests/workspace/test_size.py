@@ -514,6 +514,14 @@ def test_spare_bytes_let_every_block_stay_uncut(
     assert found[0] == searches and ws.snapshot().growths == 0
 
 
+@pytest.mark.parametrize(("capacity", "held"), [(None, 70), (70, 70), (69, 40)])
+def test_spare_bytes_stay_within_the_capacity(capacity: int | None, held: int) -> None:
+    ws = workspace.create("event_fenced", device=Device(), granularity=MIB, capacity=capacity and capacity * MIB)
+    for layout, nbytes in ((BYTES, 40 * MIB), (OTHER, 30 * MIB)):
+        ws.declare(layout, phase=layout.name, N=nbytes)
+    assert ws.reserve(spare=1 << 40) == held * MIB
+
+
 @pytest.mark.parametrize("strategy", BLOCKS)
 def test_a_roomy_pool_gives_up_what_waits_before_it_refuses(strategy: str) -> None:
     """Other sizes than those that were declared: what waits for its like is cut after all."""
