@@ -234,6 +234,7 @@ def test_a_capture_that_begins_before_the_lock_is_taken_gets_bytes_of_its_own(fo
     device, ws = scene(steady=True, policy="fence", reserve=SLAB)
     one, two = ws.stream("one"), ws.stream("two")
     write(device, ws, "first", SLAB, one)
+    ws.synchronize()  # what the host has seen complete is ordered inside the capture, too
     primed(ws)
     capture = ws.capture()
     begun: list[Any] = []
