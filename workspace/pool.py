@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from sortedcontainers import SortedKeyList
-
 from workspace.block import FREE, GONE, TAKEN, Block, Shelf, Slab
 from workspace.errors import CapacityError
+from workspace.free import FreeBlocks
 from workspace.layout import MAX_BYTES
 from workspace.request import Request
 from workspace.source import Source
@@ -36,10 +35,6 @@ def _large(held: int) -> int:
 
 def _by_address(block: Block) -> tuple[int, int]:
     return block.slab.address, block.offset
-
-
-def _by_size(block: Block) -> tuple[int, int, int]:
-    return block.nbytes, block.slab.address, block.offset
 
 
 class Pool:
@@ -78,7 +73,7 @@ class Pool:
         self.source = source
         self.home = home
         self.slabs: list[Slab] = []
-        self.free: dict[Home, SortedKeyList] = {}
+        self.free: dict[Home, FreeBlocks] = {}
         self.taken = 0
         self.shelves: dict[Shelf, None] = {}
         self.two_ends = False
@@ -349,12 +344,12 @@ class Pool:
     def largest(self) -> int:
         """Bytes of the largest free block."""
         if self._largest is None:
-            self._largest = max((free[-1].nbytes for free in self.free.values() if free), default=0)
+            self._largest = max((free.largest for free in self.free.values()), default=0)
         return self._largest
 
-    def _fitting(self, nbytes: int, home: Home) -> Iterator[Block]:
+    def _fitting(self, nbytes: int, home: Home) -> list[Block]:
         free = self.free.get(home)
-        return iter(()) if free is None else free.irange_key((nbytes, 0, 0))
+        return [] if free is None else free.fitting(nbytes)
 
     def _insert(self, block: Block, *, coalesce: bool = True) -> None:
         block.state = FREE
@@ -362,7 +357,7 @@ class Pool:
             block = self._coalesce(block)
         free = self.free.get(block.home)
         if free is None:
-            free = self.free[block.home] = SortedKeyList(key=_by_size)
+            free = self.free[block.home] = FreeBlocks()
         free.add(block)
         self._largest = None
 
