@@ -22,6 +22,15 @@ def test_examples_run_in_order() -> None:
     assert verdict == "UNSAFE" and race.startswith("race on") and any("zero_" in line for line in report)
 
 
+def test_page_on_sleep_runs() -> None:
+    """The code of the page on sleep and staging uploads what it says."""
+    page = (ROOT / "docs/sleep.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[3, 4]"
+
+
 def test_commands_are_targets() -> None:
     """Every make command in the README is a target of the Makefile."""
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
