@@ -44,8 +44,28 @@ PLANTED = {
         "  x[threadIdx.x & 7] = held[threadIdx.x ^ 32];\n}",
         lambda: torch.empty(8),
     ),
+    "arrival": (
+        'extern "C" __global__ void dsv4_planted(float* x, int n) {\n'
+        "  __shared__ float held[32];\n"
+        "  __shared__ unsigned long long barrier;\n"
+        "  const unsigned at = __cvta_generic_to_shared(&barrier), lane = threadIdx.x % 32;\n"
+        '  if (threadIdx.x == 0) asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(at) : "memory");\n'
+        "  __syncthreads();\n"
+        "  if (threadIdx.x < 32) {\n"
+        "    held[lane] = lane;\n"
+        "    __syncwarp();\n"
+        '    if (lane == 0) asm volatile("{.reg .b64 t; mbarrier.arrive.shared.b64 t, [%0];}" ::"r"(at) : "memory");\n'
+        "  } else {\n"
+        "    for (unsigned done = 0; !done;)\n"
+        '      asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], 0; selp.u32 %0, 1, 0, p;}"\n'
+        '                   : "=r"(done) : "r"(at) : "memory");\n'
+        "    x[lane % 8] = held[lane ^ 1];\n"
+        "  }\n}",
+        lambda: torch.empty(8),
+    ),
 }
-"""By tool: a kernel that writes behind its tensor, reads what nobody wrote, or reads another warp's shared bytes."""
+"""By tool: a kernel that writes behind its tensor, reads what nobody wrote, or reads another warp's shared bytes. And
+one that is right: a lane arrives at a barrier for its warp, whose bytes another warp reads after it."""
 
 
 def on_device(made: Call) -> Call:
