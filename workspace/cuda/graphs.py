@@ -157,7 +157,8 @@ class Graphs:
                     reset = graphs._postponed.pop()
                 except IndexError:
                     break  # another thread took the last one meanwhile
-                reset()
+                with self._lib.relaxed():  # a capture that torch did not begin is not seen here
+                    reset()
 
     def _taken(self, stream: int) -> _Own:
         own = self._begun.pop(stream, None)
