@@ -680,7 +680,10 @@ class Workspace:
             return take_snapshot(self)
 
     def explain(self, count: int = 10) -> list[tuple[Reason, int]]:
-        """The most frequent fences, growths and refusals by pair of call sites, with the missing edge."""
+        """The most frequent fences, growths and refusals by pair of call sites, with the missing edge.
+
+        Where a request fences often, one call site in eight is looked up and stands for the others.
+        """
         argument.integer("count", count, least=0)
         with self.timeline.lock:
             return self.timeline.explanations.top(count)
