@@ -61,10 +61,25 @@ __device__ inline void send(uint32_t to, float4 v, uint32_t barrier) {
                : "memory");
 }
 
+// A pointer into shared memory that the compiler keeps instead of asking the hardware for its base at each use.
+template <class T>
+__device__ inline T* kept(T* at) {
+  uint32_t place = shared_place(at);
+  asm volatile("" : "+r"(place));
+  return static_cast<T*>(__cvta_shared_to_generic(place));
+}
+
 // -- copies ------------------------------------------------------------------------------------------------
 __device__ inline void copy_in(void* to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared_place(to)),
                "l"(__cvta_generic_to_global(from))
+               : "memory");
+}
+// Eight bytes, if they are wanted.
+__device__ inline void store_if(bool wanted, void* to, uint2 v) {
+  asm volatile("{ .reg .pred wanted; setp.ne.b32 wanted, %3, 0; @wanted st.global.v2.b32 [%0], {%1, %2}; }" ::"l"(
+                   __cvta_generic_to_global(to)),
+               "r"(v.x), "r"(v.y), "r"(static_cast<int>(wanted))
                : "memory");
 }
 // To the L2 cache.

@@ -30,7 +30,7 @@ struct Memory {
   float received[kTravelling][kCluster][kValues];  // those of this block's token, by the blocks that sent them
   float4 weights[kTravelling][kTokens];            // of the streams' sum
   float factor[kTravelling][kTokens];              // of its norm
-  uint64_t part_full, part_empty, sums[kTravelling], answers[kTravelling];
+  uint64_t part_full, part_empty, collapsed, sums[kTravelling], answers[kTravelling];
 };
 static_assert(sizeof(Memory) <= 227 * 1024);
 
@@ -62,24 +62,39 @@ __device__ inline Four unpack(uint2 raw) { return {low(raw.x), high(raw.x), low(
 __device__ inline uint2 pack(const Four& v) { return {pack_bf16(v.x[0], v.x[1]), pack_bf16(v.x[2], v.x[3])}; }
 __device__ inline uint2& eight_bytes(uint8_t* at) { return *reinterpret_cast<uint2*>(at); }
 
+// The block's part of fn on its way to registers: for each stream and sum a row of columns, where later tiles and parts
+// are. The padding keeps eight-byte accesses of four rows on distinct banks.
+constexpr int kStagedRow = kColumns * 4, kStagedStep = kStagedRow + 32, kFirstStaged = kSlots - kLag;
+static_assert(kStreams * kSums * kStagedStep <= kLag * sizeof(Slot) + sizeof(Memory::part));
+
 // Of sixteen columns: the operands b0 and b1 of each tile of eight sums and each stream, in two terms.
 template <Hyper kHyper>
 struct Weights {
-  static constexpr int kTiles = (kSumsOf<kHyper> + 7) / 8;
+  static constexpr int kCount = kSumsOf<kHyper>, kTiles = (kCount + 7) / 8;
 
   uint2 term[kTiles][kStreams][2];
 
-  __device__ Weights(const float* fn, int column, int group) {
+  // All warps of columns.
+  __device__ static void stage(uint8_t* to, const float* fn, int rank) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (int row = warp; row < kStreams * kCount; row += kWarps) {
+      const int stream = row / kCount, sum = row - stream * kCount;
+      const float* from = fn + (sum * kStreams + stream) * kHidden + rank * kColumns + lane * 4;
+      copy_in(to + row * kStagedStep + lane * 16, from);
+      copy_in(to + row * kStagedStep + 512 + lane * 16, from + 128);
+    }
+  }
+  __device__ Weights(const uint8_t* staged, int column, int group) {
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
       for (int stream = 0; stream < kStreams; ++stream) {
         const int sum = tile * 8 + group;
         float2 first{}, last{};
-        if (sum < kSumsOf<kHyper>) {
-          const float* at = fn + (sum * kStreams + stream) * kHidden + column;
+        if (sum < kCount) {
+          const uint8_t* at = staged + (stream * kCount + sum) * kStagedStep + column * 4;
           first = *reinterpret_cast<const float2*>(at);
-          last = *reinterpret_cast<const float2*>(at + 8);
+          last = *reinterpret_cast<const float2*>(at + 32);
         }
         Four one, two;
         split(first.x, one.x[0], two.x[0]);
@@ -93,10 +108,9 @@ struct Weights {
   }
 };
 
-// Four columns of a token's streams, mixed in place and stored where they shall lie, unless that is nowhere.
-__device__ inline void mix(Slot& slot, int token, int at, uint2 raw, uint8_t* mixed) {
-  const Four y = unpack(raw);
-  const float4 post = slot.post[token];
+// Four columns of a token's streams, mixed in place.
+__device__ inline void mix(uint8_t* streams, float4 post, const float4* of_comb, uint2 layer) {
+  const Four y = unpack(layer);
   Four out[kStreams];
 #pragma unroll
   for (int v = 0; v < 4; ++v) {
@@ -107,8 +121,8 @@ __device__ inline void mix(Slot& slot, int token, int at, uint2 raw, uint8_t* mi
   }
 #pragma unroll
   for (int i = 0; i < kStreams; ++i) {
-    const Four from = unpack(eight_bytes(slot.streams[token] + i * kStreamStep + at));
-    const float4 comb = slot.comb[token][i];
+    const Four from = unpack(eight_bytes(streams + i * kStreamStep));
+    const float4 comb = of_comb[i];
 #pragma unroll
     for (int v = 0; v < 4; ++v) {
       out[0].x[v] = fmaf(comb.x, from.x[v], out[0].x[v]);
@@ -119,9 +133,7 @@ __device__ inline void mix(Slot& slot, int token, int at, uint2 raw, uint8_t* mi
   }
 #pragma unroll
   for (int j = 0; j < kStreams; ++j) {
-    const uint2 packed = pack(out[j]);
-    eight_bytes(slot.streams[token] + j * kStreamStep + at) = packed;
-    if (mixed) eight_bytes(mixed + j * kHidden * 2) = packed;
+    eight_bytes(streams + j * kStreamStep) = pack(out[j]);
   }
 }
 
@@ -136,9 +148,9 @@ __device__ inline void load_matrices(uint32_t (&m)[4], uint32_t from) {
 using Sums = float[kSumTiles][4];
 
 template <Hyper kHyper>
-__device__ void multiply_weights(const Slot& slot, const Weights<kHyper>& weights, int first_byte, int lane,
+__device__ void multiply_weights(const uint8_t* slot, const Weights<kHyper>& weights, int first_byte, int lane,
                                  Sums& sums) {
-  const uint32_t from = shared_place(slot.streams[lane % 16]) + first_byte + lane / 16 * 16;
+  const uint32_t from = shared_place(slot) + lane % 16 * kTokenStep + first_byte + lane / 16 * 16;
 #pragma unroll
   for (int j = 0; j < kStreams; ++j) {
     uint32_t a[4];
@@ -162,28 +174,37 @@ __device__ inline void keep_sums(float* part, int lane, const Sums& sums) {
   }
 }
 
-// Streams times streams of the sixteen tokens at this warp's columns. An operand's eight rows are the streams of two
-// tokens, two apart for the banks' sake; of the product's two by two blocks those of a token with itself are kept.
-__device__ inline void multiply_streams(const Slot& slot, float* part, int first_byte, int lane) {
+// Streams times streams of the sixteen tokens at this warp's columns, to its part. An operand's eight rows are the
+// streams of two tokens, two apart for the banks' sake; of the product's two by two blocks those of a token with itself
+// are kept.
+__device__ inline void multiply_streams(const uint8_t* slot, float* part, int first_byte, int lane) {
   const int group = lane / 4, quarter = lane % 4;
   const int stream = group % 4, pair = quarter % 2;
   const bool kept = group / 4 == quarter / 2 && (pair == 1 || stream < 2);
   float* to = part + 2 * (group / 4) * kPartStep + kSums + 2 * (pair == 0 ? stream : 2 + stream);
   const int row = lane % 16;
   const int token = row / 8 + 2 * (row / 4 % 2);
-  const uint32_t from = shared_place(slot.streams[token]) + row % 4 * kStreamStep + first_byte + lane / 16 * 16;
+  const uint32_t from =
+      shared_place(slot) + token * kTokenStep + row % 4 * kStreamStep + first_byte + lane / 16 * 16;
 #pragma unroll
-  for (int four = 0; four < kTokens / 4; ++four) {
-    uint32_t m[4];
-    load_matrices(m, from + four * 4 * kTokenStep);
-    float upper[4] = {}, lower[4] = {};
-    multiply_half(upper, m[0], m[1], m[0]);
-    multiply_half(lower, m[0], m[1], m[1]);
-    multiply_half(upper, m[2], m[3], m[2]);
-    multiply_half(lower, m[2], m[3], m[3]);
-    if (kept) {
-      *reinterpret_cast<float2*>(to + four * 4 * kPartStep) = {upper[0], upper[1]};
-      *reinterpret_cast<float2*>(to + (four * 4 + 1) * kPartStep) = {lower[2], lower[3]};
+  for (int four = 0; four < kTokens / 4; four += 2) {  // two at a time: each is a chain of latencies
+    uint32_t m[2][4];
+    float upper[2][4] = {}, lower[2][4] = {};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) load_matrices(m[i], from + (four + i) * 4 * kTokenStep);
+#pragma unroll
+    for (int half = 0; half < 4; half += 2) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        multiply_half(upper[i], m[i][half], m[i][half + 1], m[i][half]);
+        multiply_half(lower[i], m[i][half], m[i][half + 1], m[i][half + 1]);
+      }
+    }
+    if (!kept) continue;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      *reinterpret_cast<float2*>(to + (four + i) * 4 * kPartStep) = {upper[i][0], upper[i][1]};
+      *reinterpret_cast<float2*>(to + ((four + i) * 4 + 1) * kPartStep) = {lower[i][2], lower[i][3]};
     }
   }
 }

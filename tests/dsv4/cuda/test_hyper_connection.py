@@ -10,7 +10,7 @@ from tests.dsv4.cuda.check import bits, check, same_bits
 
 NAMES = ("mhc_pre", "mhc_post_pre", "hc_head")
 ROWS = 1500
-"""Twelve tiles a cluster of an H200: each place in shared memory is used three times."""
+"""Fourteen tiles for each of an H200's seven clusters: each place in shared memory is used more than once."""
 
 
 @pytest.mark.parametrize("name", NAMES)
