@@ -32,6 +32,18 @@ inline bool is_hopper() {
   return known[device] == 2;
 }
 
+// Of the current device.
+inline int multiprocessors() {
+  static int known[kDevices] = {};  // 0 not asked yet; writers agree
+  const int device = current_device();
+  int count = device < kDevices ? known[device] : 0;
+  if (count == 0) {
+    cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+    if (device < kDevices) known[device] = count;
+  }
+  return count;
+}
+
 // Lets a kernel have more than 48 KB of dynamic shared memory; once a device.
 template <auto kKernel>
 void allow_shared(int bytes) {
@@ -42,19 +54,22 @@ void allow_shared(int bytes) {
   if (device < kDevices) known[device] = true;
 }
 
+// `cluster`: how many blocks, neighbours along y, share one another's shared memory.
 template <class Arguments>
 void launch(const Call& call, void (*kernel)(Arguments), dim3 grid, int threads, const Arguments& arguments,
-            size_t shared = 0) {
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
+            size_t shared = 0, int cluster = 1) {
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {1, static_cast<unsigned>(cluster), 1};
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = dim3(threads);
   config.dynamicSmemBytes = shared;
   config.stream = call.stream;
-  config.attrs = &overlap;
-  config.numAttrs = is_hopper() ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = is_hopper() ? (cluster > 1 ? 2 : 1) : 0;
   const cudaError_t code = cudaLaunchKernelEx(&config, kernel, arguments);
   if (code != cudaSuccess) {
     cudaGetLastError();  // the error is reported here, not by whoever launches next

@@ -24,6 +24,9 @@ DECODE_TILE = 64
 def decode_splits(rows: int, heads: int, listed: int, multiprocessors: int) -> int:
     """Parts S of `sparse_attention_decode` for a device with so many multiprocessors; 0 where splitting gains nothing.
 
+    For devices before sm_90. From there on blocks share a row and merge what they found by themselves, without scratch,
+    when S is 0.
+
     Parameters
     ----------
     rows, heads
@@ -97,7 +100,9 @@ def _sparse_attention_decode(
 
     Notes
     -----
-    Scratch: partial float32 [T, S, P, D+2], the split-K parts a kernel for GPUs merges; S is the caller's, 0 for none.
+    Scratch: partial float32 [T, S, P, D+2], the split-K parts a kernel for GPUs merges; S is the caller's. With S = 0
+    the kernel needs none: from sm_90 on up to eight blocks of a cluster share a row when there are few rows, before it
+    one block takes a row.
     """
     queries = wide(q)
     width = q.shape[2]
