@@ -2,8 +2,7 @@
 //
 // They take tiles in turns: the owner scores a tile's keys and weighs them, and leaves the weights and the score that
 // they refer to in shared memory; then each sums its half of the dims, weighted so, and the owner has them in registers
-// already. While an owner is busy with scores and weights, the tensor cores work for the other group: its scores, and
-// the sums over the tile before.
+// already. While an owner makes weights of scores, the tensor cores work for the other group.
 #pragma once
 #include <cstddef>
 
@@ -120,10 +119,12 @@ __device__ inline void start_other(Shared& s, Running& run, const Operands& at, 
   commit_products();
 }
 
-// A tile that this warp group owns, and before its weights the sums over the one before it, if the row has one.
+// A tile that this warp group owns, and first the sums over the one before it, if the row has one. The tensor cores
+// take scores after those sums, so that place is free early: scores first, with the sums behind them, were slower.
 template <bool kQuantised>
 __device__ inline void attend_own(const AttentionArguments& a, Shared& s, Running& run, const Operands& at, int group,
                                   uint32_t tile, bool first, bool last) {
+  if (!first) start_other(s, run, at, group);
   wait(s.filled[group], tile / kStages);
   publish();  // what other warps stored or copied
   float score[kTile / 2] = {};
@@ -133,16 +134,15 @@ __device__ inline void attend_own(const AttentionArguments& a, Shared& s, Runnin
     add_products_of_rows<kTile>(score, at.q + column * s.kHeadColumn, at.own_keys + column * s.kKeyColumn);
   }
   commit_products();
+  wait_products<1>();
+  if (!first) arrive(s.emptied[1 - group][group]);
   wait_products<0>();
   if (last) arrive(s.q_emptied);
-  if (!first) start_other(s, run, at, group);  // goes on while scores become weights
   uint32_t weights[kTile / 4];
   float kept[2];
   weigh(a, s, run, group, score, weights, kept);
   publish();
   named_arrive(kWeighed + group, kConsumers);
-  wait_products<0>();
-  if (!first) arrive(s.emptied[1 - group][group]);
   scale_sums(run, kept);
   begin_products();
   add_products_across_rows<kTile>(run.sum, weights, at.own_values);
