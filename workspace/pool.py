@@ -20,7 +20,7 @@ SHELVED_BLOCKS = 4096
 host memory."""
 
 LARGE = 8 << 20
-SHARE = 64
+SHARE = 256
 UNCROWDED = 8
 """A block of `LARGE` bytes, or of one byte in `SHARE` of the pool, goes to a shelf only while others take no more than
 one byte in `UNCROWDED`, and stays until a request of `LARGE` bytes is searched for. Else it would divide what other

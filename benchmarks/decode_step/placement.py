@@ -40,10 +40,10 @@ RATIOS = (0, 4, 128, 4, 128, 0, 0)
 RESULT = Path(__file__).parents[1] / "results" / "cpu" / "placement.json"
 
 
-def measure(strategy: str, headroom: float, tokens: int) -> dict[str, Any]:
-    """MiB of two steps of a prompt, on a pool reserved for 8,192 tokens."""
+def measure(strategy: str, headroom: float, tokens: int, most: int = TOKENS[-1]) -> dict[str, Any]:
+    """MiB of two steps of a prompt, on a pool reserved for so many tokens at most."""
     shard = Shard(attrs.evolve(flash(6), compress_ratios=RATIOS), attention="flashinfer")
-    engine = attrs.evolve(ENGINE, max_num_batched_tokens=TOKENS[-1])
+    engine = attrs.evolve(ENGINE, max_num_batched_tokens=most)
     ws = workspace.create(strategy, device=simulated.Device(memory="virtual", log=False), headroom=headroom)
     with torch.no_grad():
         reserve(ws, shard, SERVED, engine, Options())

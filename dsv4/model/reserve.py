@@ -18,7 +18,7 @@ from dsv4.shard import Shard
 from dsv4.stages import MAIN
 from dsv4.topology import Conditions, layer
 
-SPARE = 128 << 20
+SPARE = 320 << 20
 """Bytes beyond those that live together, where all stages then fit side by side: steps of a few hundred tokens, whose
 kernels are shorter than what it takes to cut a block anew."""
 
