@@ -118,8 +118,9 @@ def attention_flop(made: Call) -> int:
 
 def _decode(rows: int, seed: int) -> Call:
     """Every row with its own 640 keys, window and top-k."""
-    multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
-    splits = decode_splits(rows, 64, KEYS, multiprocessors)
+    device = torch.cuda.get_device_properties(0)
+    # From sm_90 on the kernel splits keys over the blocks of a cluster by itself, as the model has it.
+    splits = decode_splits(rows, 64, KEYS, device.multi_processor_count) if device.major < 9 else 0
     return decode(Maker("cuda", seed, "random"), rows, splits=splits, full=True, states=max(4096, rows * 512))
 
 
