@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from workspace.errors import CaptureError
 from workspace.holding import Pinnable
-from workspace.lane import Lane, Mark
+from workspace.lane import Lane, Mark, end_use
 from workspace.pins import Pins
 from workspace.streams import Stream
 
@@ -130,9 +130,9 @@ class Capture:
 
     def leave_eager(self, held: Footprint) -> None:
         """The break has run: it is the footprint's last use."""
-        for lane in self.lanes:
-            lane.leave(held.stamped(self.timeline))
-            lane.end()
+        failed = end_use(self.lanes, held.stamped(self.timeline))
+        if failed is not None:
+            raise failed
 
     # -- end -------------------------------------------------------------------------------------------------
     def check_released(self) -> None:

@@ -119,25 +119,44 @@ class Fork:
             return
         inside = held.acquired_inside(self)
         foreign = self._still_held(inside) if self._foreign else ()
-        del held[self]
-        with timeline.lock:
-            for stream in self._branches:
-                try:
-                    self._join(stream, parent, foreign)
-                except WorkspaceError as failed:
-                    # The other branches are joined all the same, and the error of the body is the one that arrives.
-                    if error is None:
-                        error = failed
-                    else:
-                        error.add_note(f"joining {stream!r} failed too: {failed}")
+        unjoined = list(self._branches)
+        try:
+            with timeline.lock:
+                for stream in self._branches:
+                    try:
+                        self._join(stream, parent, foreign)
+                        unjoined.remove(stream)
+                    except WorkspaceError as failed:
+                        # The other branches are joined all the same, and the error of the body is the one that arrives.
+                        if error is None:
+                            error = failed
+                        else:
+                            error.add_note(f"joining {stream!r} failed too: {failed}")
+        finally:
+            self._leave(unjoined, inside, parent)
+        if kind is None and error is not None:
+            raise error
+
+    def _leave(self, unjoined: list[Stream], inside: list[Holding], parent: Stream) -> None:
+        """End the fork, whatever has become of its joins.
+
+        Until now it was among what the thread holds, so that a release anywhere counted its branches. A branch that was
+        not joined stays declared: the release of a lease around the fork stamps it, and the next acquire waits for it.
+        """
+        held = self._held
+        with self._timeline.lock:
+            if unjoined:
+                for lease in held.holdings():
+                    if lease not in inside:
+                        for stream in unjoined:
+                            lease.declare(stream)
             # Leases acquired inside and still held may be used by the parent from now on.
             for lease in inside:
                 if lease.stream is not parent:
                     lease.declare(parent)
+            held.pop(self, None)
         for lease in self._flagged:
             lease.unforked()
-        if kind is None and error is not None:
-            raise error
 
     def _still_held(self, inside: list[Holding]) -> list[Holding]:
         """Leases of other streams than the parent that were held when the fork began and have not been let go since."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from workspace.errors import GraphError, SleepError, WorkspaceError
 from workspace.holding import Footprint
+from workspace.lane import end_use
 from workspace.streams import CURRENT, Stream
 
 if TYPE_CHECKING:
@@ -114,11 +115,14 @@ class Graph:
         assert self.pins is not None
         self.running -= 1
         uses = held.stamped(self.timeline)
-        for lane in self.pins.lanes:
-            lane.leave(dict(uses))
-            lane.end()
+        failed = end_use(self.pins.lanes, uses)
         for lease in self.pins.kept:
-            lease.replayed(uses, self.timeline)
+            try:
+                lease.replayed(uses, self.timeline)
+            except BaseException as error:  # the others hear of it all the same
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     def _target(self, stream: object) -> Stream:
         if self.timeline.refusal is not None:

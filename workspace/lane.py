@@ -215,6 +215,22 @@ class Lane:
         self.regions, self.uses, self.events = [], {}, None
 
 
+def end_use(lanes: list[Lane], uses: Uses) -> BaseException | None:
+    """A replay or an eager break has ended: it is the last use of every footprint.
+
+    Returns what went wrong on the device meanwhile: a use that gets no event of its own is one all the same, and ends.
+    """
+    failed: BaseException | None = None
+    for lane in lanes:
+        try:
+            lane.leave(dict(uses))
+        except BaseException as error:
+            failed = failed or error
+        finally:
+            lane.end()
+    return failed
+
+
 class Lanes(dict[str, Lane]):
     """The lanes of one strategy, by name; a lane that no graph uses any more is begun anew."""
 

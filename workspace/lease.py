@@ -410,8 +410,10 @@ class Lease(Pinnable):
 
     def let_go(self) -> None:
         if self.released:
-            self._give_back(self.last_uses({}))
-            self._state = self._rest
+            try:
+                self._give_back(self.last_uses({}))
+            finally:
+                self._state = self._rest
 
     def outlived_capture(self) -> None:
         """The capture it was taken in has ended: its bytes are the graph's, and there is nothing left to release."""

@@ -70,7 +70,7 @@ _GIVEN: dict[str, Any] = {
 _INLINED: dict[type, str] = {
     Timeline: "current record wait in_progress all_of of ordered fence fenceable _owed stream_of",
     Clocks: "record wait ordered",
-    Fork: "__init__ _enclose _join _still_held _encloses branches_of",
+    Fork: "__init__ _enclose _join _leave _still_held _encloses branches_of",
     Branch: "__init__",
     Held: "acquired_inside forks_around _behind",
     Lease: "forked unforked of _from_another_stream _take",

@@ -239,6 +239,31 @@ bool declare(const Ref& inside, const Ref& parent) {
   return true;
 }
 
+// How far the joins of a fork have come: the branches tried, those of them that were not joined, and the error.
+struct Joins {
+  Py_ssize_t tried = 0;
+  Ref failed, error;
+};
+
+// Tries every branch. False with an exception set that is none of this library's: the rest was not tried.
+bool join_all(Order& order, const Ref& held, const Ref& branches, const Ref& parent, const Ref& foreign, Joins& joins) {
+  for (; joins.tried < PyTuple_GET_SIZE(branches.get()); ++joins.tried) {
+    const Ref stream = Ref::of(PyTuple_GET_ITEM(branches.get(), joins.tried));
+    if (join(order, held, stream, parent, foreign)) continue;
+    if (!note_failure(joins.error, stream)) return false;
+    if (!joins.failed) joins.failed = Ref(PyList_New(0));
+    if (!joins.failed || PyList_Append(joins.failed.get(), stream.get())) return false;
+  }
+  return true;
+}
+
+// Leaves a fork of which a branch was not joined, by the Python form. False with an exception set.
+bool leave_unjoined(PyObject* self, const Ref& branches, const Ref& inside, const Ref& parent, const Joins& joins) {
+  const Ref unjoined(PySequence_List(branches.get()));
+  if (!unjoined || PyList_SetSlice(unjoined.get(), 0, joins.tried, joins.failed.get())) return false;
+  return static_cast<bool>(call_method(names._leave, self, unjoined.get(), inside.get(), parent.get()));
+}
+
 PyObject* leave(PyObject* self, const Ref& timeline, const Ref& held, PyObject* kind, PyObject* raised) {
   Order order(timeline);
   const Ref keys(PyDict_Keys(held.get()));
@@ -247,17 +272,23 @@ PyObject* leave(PyObject* self, const Ref& timeline, const Ref& held, PyObject* 
   const Ref parent = parts.fork_.parent.exchange(self, Ref::of(Py_None));
   const Ref branches = parts.fork_.branches.get(self), flagged = parts.fork_.flagged.get(self);
   const Ref foreign = still_held(parts.fork_.foreign.get(self), held, inside);
-  if (!foreign || PyDict_DelItem(held.get(), self)) return nullptr;
-  Locked locked(timeline);
-  if (!locked) return nullptr;
-  Ref error = raised == Py_None ? Ref() : Ref::of(raised);
-  for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(branches.get()); ++index) {
-    const Ref stream = Ref::of(PyTuple_GET_ITEM(branches.get(), index));
-    if (!join(order, held, stream, parent, foreign) && !note_failure(error, stream)) return nullptr;
+  if (!foreign) return nullptr;
+  Joins joins;
+  if (raised != Py_None) joins.error = Ref::of(raised);
+  bool left = false;
+  {
+    // Until the end it is among what the thread holds, so that a release anywhere counts its branches.
+    Locked locked(timeline);
+    left = locked && join_all(order, held, branches, parent, foreign, joins) && !joins.failed &&
+           declare(inside, parent) && !PyDict_DelItem(held.get(), self) && locked.unlock() && unflag(flagged);
   }
-  if (!declare(inside, parent) || !locked.unlock() || !unflag(flagged)) return nullptr;
-  if (kind == Py_None && error) {
-    raise(std::move(error));
+  if (!left) {
+    Ref other = taken_error();
+    if (!leave_unjoined(self, branches, inside, parent, joins)) return nullptr;
+    if (other) joins.error = std::move(other);
+  }
+  if (joins.error && (kind == Py_None || !joins.error.is(raised))) {
+    raise(std::move(joins.error));
     return nullptr;
   }
   Py_RETURN_NONE;

@@ -42,13 +42,15 @@ class Poison(Adaptor):
         return block
 
     def give_back(self, block: Block | None, stream: Stream) -> None:
-        if block is not None and block.nbytes and self._may_fill(stream) and self.timeline.fenceable(block, stream):
-            self.timeline.fence(block, stream)
-            request = block.request
-            lead = request.lead if request is not None else 0
-            self._fill(block.address + lead, block.nbytes - 2 * lead, False, stream)
-            block.uses[stream.id] = self.timeline.clocks.epoch[stream.id]
-        self.inner.give_back(block, stream)
+        try:
+            if block is not None and block.nbytes and self._may_fill(stream) and self.timeline.fenceable(block, stream):
+                self.timeline.fence(block, stream)
+                block.uses[stream.id] = self.timeline.clocks.epoch[stream.id]  # that of the fill
+                request = block.request
+                lead = request.lead if request is not None else 0
+                self._fill(block.address + lead, block.nbytes - 2 * lead, False, stream)
+        finally:
+            self.inner.give_back(block, stream)
 
     def _may_fill(self, stream: Stream) -> bool:
         """Whether a fill at release lands where the lease was.

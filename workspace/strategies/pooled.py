@@ -203,8 +203,11 @@ class Pooled:
         stream_of = self.timeline.stream_of
         exact = self.config.recording == "exact" or any(stream_of(used).exact for used in block.uses)
         if exact:
-            self._record(block)
-        if len(block.uses) > 1 or exact or stream.capture is not None or block.request is None or not block.nbytes:
+            try:
+                self._record(block)
+            finally:
+                self.pool.put(block)  # with its uses, also where one of them got no event
+        elif len(block.uses) > 1 or stream.capture is not None or block.request is None or not block.nbytes:
             self.pool.put(block)
         else:
             self.pool.shelve(block, block.request, stream)
@@ -227,7 +230,7 @@ class Pooled:
 
     def _record(self, block: Block) -> None:
         """Events of their own for the uses, so that a later fence waits for nothing enqueued after them."""
-        events = dict(block.events or {})
+        events = block.events = dict(block.events or {})
         for used in block.uses:
             owner = self.timeline.stream_of(used)
             if used in events and events[used].epoch >= block.uses[used]:
