@@ -15,6 +15,7 @@ from workspace.block import Block, Slab
 from workspace.capture import Capture
 from workspace.clocks import Clocks
 from workspace.fork import Fork
+from workspace.free import FreeBlocks
 from workspace.holding import Holding, Pinnable
 from workspace.lane import Lane
 from workspace.layout import Layout
@@ -76,6 +77,12 @@ def _handed_out_twice(self: Pool, block: Block, nbytes: int, home: int) -> Block
     return twin
 
 
+def _removed_among_equals(self: FreeBlocks, block: Block) -> None:
+    """Twins have the bounds of what they are twins of, which no free blocks share otherwise."""
+    place = next(place for place, one in enumerate(self._blocks) if one is block)
+    del self._keys[place], self._blocks[place]
+
+
 def _alone(self: Pooled, request: Any, stream: Any) -> Block:
     self.growths += 1
     return self.pool.grow(request.nbytes, stream)
@@ -114,7 +121,13 @@ SEAMS: dict[str, Seam] = {
     "join": Seam("the parent's wait for its branches", ((Fork, "_join", _unwaited),)),
     "branches": Seam("the branches of an open fork counting as users", ((Fork, "branches_of", _always(())),)),
     "until": Seam("the wait for a collective before its lease is released", ((Lease, "until", _nothing),)),
-    "exclusive": Seam("a block leaving the free ones when it is lent", ((Pool, "take", _handed_out_twice),)),
+    "exclusive": Seam(
+        "a block leaving the free ones when it is lent",
+        (
+            (Pool, "take", _handed_out_twice),
+            (FreeBlocks, "remove", _removed_among_equals),
+        ),
+    ),
     "lane.enter": Seam("a replay's wait for the footprint's last uses", ((Lane, "enter", _nothing),)),
     "lane.leave": Seam("a replay becoming the footprint's last use", ((Lane, "leave", _nothing),)),
     "lane.begin": Seam("the refusal of replays that interleave in one lane", ((Lane, "begin", _nothing),)),
