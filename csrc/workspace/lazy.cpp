@@ -115,8 +115,10 @@ bool returned(Order& order, const Ref& provider, const Ref& extents, const Ref& 
   }
   Ref error = fine ? Ref() : taken_error();
   if (!add(provider, names.elided, counts[0]) || !add(provider, names.recorded, counts[1])) return false;
-  if (error) raise(std::move(error));
-  return fine && count_bytes(provider, -freed);
+  if (!error) return fine && count_bytes(provider, -freed);
+  if (!call_method(names.keep, provider.get(), homes.get())) return false;
+  raise(std::move(error));
+  return false;
 }
 
 PyObject* exit(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {

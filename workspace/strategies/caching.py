@@ -31,6 +31,7 @@ class Caching:
         self.allocated = 0
         self.elided = 0
         self.recorded = 0
+        self.untold: list[Homes] = []
         self._counted: Caching = self
         self._lanes = Lanes(timeline, None)
 
@@ -55,13 +56,22 @@ class Caching:
 
     def returned(self, request: Request, homes: Homes, uses: Uses) -> None:
         extents, several, freed = request.extents, len(uses) > 1, 0
-        for position, (tensor, home) in homes.items():
-            freed += extents[position].nbytes
-            if several or home.id not in uses:
-                for used in self.unordered(home, uses):
-                    self.timeline.driver.record_use(tensor, used.key)
-                    self.recorded += 1
+        try:
+            for position, (tensor, home) in homes.items():
+                freed += extents[position].nbytes
+                if several or home.id not in uses:
+                    for used in self.unordered(home, uses):
+                        self.timeline.driver.record_use(tensor, used.key)
+                        self.recorded += 1
+        except BaseException:
+            self.keep(homes)
+            raise
         self._counted.allocated -= freed
+
+    def keep(self, homes: Homes) -> None:
+        """Hold tensors whose last uses the allocator could not be told of: dropped, they would go to their home streams
+        while another reads them. They stay allocated until the strategy closes."""
+        self.untold.append(homes)
 
     def unordered(self, home: Stream, uses: Uses) -> list[Stream]:
         """Streams whose uses do not precede the home stream's next work."""
@@ -96,7 +106,10 @@ class Caching:
         return Held(allocated=self.allocated)
 
     def close(self) -> None:
-        """Tensors belong to their leases."""
+        """Tensors belong to their leases, but for those that were kept: nothing reads them once the device is idle."""
+        if self.untold:
+            self.timeline.driver.synchronize(None)
+            self.untold.clear()
 
 
 class CapturedCaching(Caching):
