@@ -15,7 +15,6 @@ import torch
 
 from benchmarks.decode_step.interval import paired
 from benchmarks.decode_step.model import BASELINE, IDIOM, Bench
-from workspace.errors import LockError
 
 AGAIN = f"{BASELINE} (again)"
 """The baseline against itself: what the method cannot tell apart."""
@@ -31,7 +30,6 @@ PAIR = ("event_fenced", "event_fenced (again)", "unfenced")
 """What is told apart to 1%: it takes an interval of the first two within 0.5%."""
 
 WARM_UP = 12
-RELEASES_AWAITED = 100
 FIGURES = ("step_us", "host_us", "device_us")
 
 
@@ -73,14 +71,7 @@ def close(ws: Any, runner: Any) -> None:
     runner.close()
     torch.cuda.synchronize()
     ws.synchronize()
-    for turn in range(RELEASES_AWAITED):
-        try:
-            ws.close()
-            return
-        except LockError:  # CUDA says on a thread of its own that a graph is gone
-            if turn == RELEASES_AWAITED - 1:
-                raise
-            time.sleep(0.01)
+    ws.close()
 
 
 def _step(bench: Bench, runner: Any) -> Callable[[], Any]:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.cuda.retaining import Retaining
 from workspace import cuda
 from workspace.cuda import captures, libcuda, memory, releases
 from workspace.cuda.streams import RAW, Streams
@@ -244,27 +245,8 @@ class _Recorder:
         self.seen.append("ended failed" if failed else "ended")
 
 
-class _Retaining:
-    """Stands in for a graph: keeps what it would retain, and runs the destructor when asked to."""
-
-    def __init__(self) -> None:
-        self.destructors: list[Any] = []
-
-    def cuUserObjectCreate(self, made: Any, argument: int, destroy: int, *_: int) -> int:
-        function = libcuda.ctypes.CFUNCTYPE(None, libcuda.c_void_p)(destroy)
-        self.destructors.append(lambda: function(argument))
-        made._obj.value = 1
-        return 0
-
-    def cuGraphRetainUserObject(self, *_: int) -> int:
-        return 0
-
-    def check(self, code: int, verb: str, **_: object) -> None:
-        assert code == 0, verb
-
-
 def test_a_release_calls_back_once_and_only_after_the_destructor_ran() -> None:
-    lib: Any = _Retaining()
+    lib: Any = Retaining()
     watched = releases.Releases(lib)
     called: list[str] = []
     first, second = watched.watch(1), watched.watch(2)

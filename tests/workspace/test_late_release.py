@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.cuda.retaining import Retaining
 from tests.workspace.scene import BYTES, MIB, scene
 from workspace.cuda import releases
 from workspace.errors import LockError
@@ -87,27 +88,6 @@ def test_an_owner_that_shares_the_pool_waits_for_nothing() -> None:
     owner.close()
     assert kept and owner.closed
     ws.close()
-
-
-class Retaining:
-    """libcuda's user objects: their destructors, called when a test wants."""
-
-    def __init__(self) -> None:
-        self.destructors: list[Callable[[], None]] = []
-
-    def cuUserObjectCreate(self, made: Any, argument: int, destructor: int, *_: int) -> int:
-        import ctypes
-
-        function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(destructor)
-        self.destructors.append(lambda: function(argument))
-        made._obj.value = 1
-        return 0
-
-    def cuGraphRetainUserObject(self, *_: int) -> int:
-        return 0
-
-    def check(self, code: int, verb: str, **_: object) -> None:
-        assert code == 0, verb
 
 
 def test_cudas_notice_is_awaited_from_another_thread() -> None:

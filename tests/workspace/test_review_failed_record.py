@@ -30,6 +30,17 @@ def captured(ws: Workspace, device: Any, name: str, before: Any = None) -> Any:
     return capture.graph
 
 
+def pinning(ws: Workspace, device: Any) -> tuple[Any, Any]:
+    """A graph that writes to a lease of before, and that lease, released."""
+    for name in ("graph", "main"):
+        ws.declare(BYTES, N=SLAB, lane=name)
+    ws.reserve()
+    before = ws.acquire(BYTES, N=SLAB)
+    graph = captured(ws, device, "graph", before)
+    before.release()
+    return graph, before
+
+
 @pytest.mark.parametrize("told", [True, False], ids=["told", "without"])
 def test_a_replay_without_an_event_ends_and_is_the_last_use(told: bool) -> None:
     """On a communication stream a replay records its use: where that fails, the lane can be replayed and released."""
@@ -57,13 +68,8 @@ def test_a_lease_that_a_graph_pins_hears_of_such_a_replay() -> None:
     """Released before the graph, its bytes go on once the replay that got no event is over."""
     device, ws = scene()
     main, comm = ws.stream("main"), ws.stream("comm", communication=True)
-    for name in ("graph", "main"):
-        ws.declare(BYTES, N=SLAB, lane=name)
-    ws.reserve()
     with ws.on(main):
-        before = ws.acquire(BYTES, N=SLAB)
-        graph = captured(ws, device, "graph", before)
-        before.release()
+        graph, before = pinning(ws, device)
         with pytest.MonkeyPatch.context() as broken, pytest.raises(DriverError, match="out of order"):
             broken.setattr(ws.driver, "record", failing_on(comm, ws.driver.record))
             graph.replay(comm)
@@ -148,13 +154,8 @@ def test_a_lease_whose_graph_has_gone_can_be_acquired_again() -> None:
     """Its bytes return with the graph; where the event of that cannot be recorded, they return without."""
     device, ws = scene(recording="exact")
     main = ws.stream("main")
-    for name in ("graph", "main"):
-        ws.declare(BYTES, N=SLAB, lane=name)
-    ws.reserve()
     with ws.on(main):
-        before = ws.acquire(BYTES, N=SLAB)
-        graph = captured(ws, device, "graph", before)
-        before.release()
+        graph, before = pinning(ws, device)
         with pytest.MonkeyPatch.context() as broken, pytest.raises(DriverError, match="out of order"):
             broken.setattr(ws.driver, "record", failing)
             graph.release()

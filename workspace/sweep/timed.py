@@ -16,7 +16,7 @@ import torch
 
 import workspace
 from workspace.config import load_config
-from workspace.errors import LockError, WorkspaceError
+from workspace.errors import WorkspaceError
 
 WARM_UP, LEAST_ROUNDS = 3, 5
 
@@ -27,7 +27,6 @@ Sample = tuple[float, float, float]
 
 TRACE = 0
 """Tokens of a setting whose steps are those of a request trace."""
-RELEASES_AWAITED = 100
 
 BASELINE = "upstream"
 """What speed is compared with: returning forms and nothing tracked."""
@@ -200,14 +199,7 @@ def close(ws: Any, runner: Any, clock: Clock) -> None:
     runner.close()
     clock.idle()
     ws.synchronize()
-    for turn in range(RELEASES_AWAITED):
-        try:
-            ws.close()
-            return
-        except LockError:  # CUDA says on a thread of its own that a graph is gone
-            if turn == RELEASES_AWAITED - 1:
-                raise
-            time.sleep(0.01)
+    ws.close()
 
 
 def _owners(model: Any, setting: Setting, name: str, allow_unsafe: bool, clock: Clock) -> dict[str, int]:
