@@ -127,6 +127,7 @@ def strategies() -> None:
     metavar="[N]",
     help=f"Compute real numbers, too, under N seeded schedules a cell; {SCHEDULES} if N is left out.",
 )
+@click.option("--nvtx", is_flag=True, help="With --driver cuda: an NVTX range around each lease, for a profiler.")
 @click.option("--allow-refused", is_flag=True, help="A refused cell is no failure.")
 @click.pass_context
 def sweep(context: click.Context, /, **options: Any) -> None:

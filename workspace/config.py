@@ -68,6 +68,7 @@ class WorkspaceConfig:
     guard: Bytes = setting(0, "a size of 0 bytes or more", "debugging: band around each lease, bytes", at_least(0))
     trace: Path | None = setting(None, "a path, or none", "file that receives one line per request")
     statistics: bool = setting(False, "true or false", "count requests, fences and growths")
+    nvtx: bool = setting(False, "true or false", "an NVTX range around each lease, for Nsight Systems")
     limit: Bytes | None = setting(
         None,
         "a size of at least 1 byte, or none",

@@ -13,6 +13,7 @@ from workspace.adaptors.compose import compose
 from workspace.config import WorkspaceConfig, load_config
 from workspace.driver import Driver
 from workspace.errors import ConfigError, DeviceError, UnsafeStrategy
+from workspace.ranged import check_ranges
 from workspace.registry import strategy as find_strategy
 from workspace.timeline import Timeline, timeline_of
 from workspace.workspace import Workspace
@@ -66,7 +67,9 @@ def create(
     elif settings:
         load_config(env={}, overrides=settings)
         config = attrs.evolve(config, **settings)
-    timeline = timeline_of(_driver(device))
+    driver = _driver(device)
+    check_ranges(config, driver)
+    timeline = timeline_of(driver)
     timeline.query_captures = timeline.query_captures or config.foreign_captures == "query"
     timeline.refresh()
     return _build(timeline, config, device if hasattr(device, "driver") else timeline.driver.device)

@@ -32,6 +32,16 @@ class Mapping(Buffer, Protocol):
         """Put memory behind the addresses again, with unspecified contents. Raises `OutOfMemory`: nothing changed."""
 
 
+class Ranges(Protocol):
+    """Named ranges of host time that a profiler shows (NVTX); one may end on another thread than it began on."""
+
+    def range_start(self, msg: str, /) -> int:
+        """Begin a range; returns its handle."""
+
+    def range_end(self, range_id: int, /) -> None:
+        """End the range of a handle."""
+
+
 class Graph(Protocol):
     """One instantiated captured graph (one segment of a breakable graph)."""
 
@@ -56,6 +66,8 @@ class Driver(Protocol):
     """Whether `owner_of` has an effect, so that callers can skip it."""
     readable: bool
     """Whether memory has contents that `read` can return; virtual memory has none."""
+    ranges: Ranges | None
+    """None on a device that no profiler looks at."""
 
     # -- streams -------------------------------------------------------------------------------------------
     def current_stream(self) -> int:

@@ -146,9 +146,9 @@ class LazyLease(Lease):
         self._give_back(self.stamped(self.request.timeline))
 
 
-def lazy_type(layout: Layout) -> type[Lease]:
+def lazy_type(layout: Layout, base: type[LazyLease] = LazyLease) -> type[Lease]:
     """The lazy lease of a layout, with the names of its tensors."""
-    return named_type(LazyLease, layout, _tensor)
+    return named_type(base, layout, _tensor)
 
 
 def _tensor(name: str, position: int) -> Any:

@@ -450,9 +450,9 @@ Attribute = Callable[[str, int], Any]
 _TYPES: dict[type[Lease], weakref.WeakKeyDictionary[Layout, type[Lease]]] = {}
 
 
-def lease_type(layout: Layout) -> type[Lease]:
+def lease_type(layout: Layout, base: type[Lease] = Lease) -> type[Lease]:
     """The lease of a layout, with the names of its tensors."""
-    return named_type(Lease, layout, _tensor)
+    return named_type(base, layout, _tensor)
 
 
 def named_type(base: type[Lease], layout: Layout, attribute: Attribute) -> type[Lease]:

@@ -10,6 +10,7 @@ from workspace.block import TAKEN, Block, Shelf, Slab, first_three
 from workspace.layout import ALIGNMENT, Extent, Resolved
 from workspace.lazy import lazy_type
 from workspace.lease import lease_type
+from workspace.ranged import ranged_type
 
 if TYPE_CHECKING:
     from workspace.explain import Note, Tally
@@ -64,7 +65,11 @@ class Request:
         self.timeline = workspace.timeline
         self.dims = dict(resolved.dims)
         lends = workspace.provider.lends_tensors
-        self.lease_type = lease_type(resolved.layout) if lends else lazy_type(resolved.layout)
+        layout = resolved.layout
+        if workspace.config.nvtx:
+            self.lease_type = ranged_type(layout, lends)
+        else:
+            self.lease_type = lease_type(layout) if lends else lazy_type(layout)
         self.direct = bool(workspace.direct and not zero and resolved.nbytes)
         self.shelves: dict[int, Shelf] = {}
         kept = self.direct or (workspace.direct and lends and not zero and not resolved.nbytes)

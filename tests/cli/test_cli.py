@@ -59,6 +59,7 @@ def test_strategies_are_listed_with_a_line_each() -> None:
         (["sweep", *STANDIN, "--model", "large"], "there is no model 'large'", "choose 'small'"),
         (["sweep", *STANDIN, "--execute", "--workload", "tests.sweep.standin:Replayed"], "no numbers", "--execute"),
         (["sweep", *STANDIN, "--driver", "cuda"], "does not run on the 'cuda' driver", "--driver simulated"),
+        (["sweep", *STANDIN, "--nvtx"], "'simulated', which no profiler sees", "--driver cuda"),
     ],
 )
 def test_typed_errors_print_problem_and_remedy(arguments: list[str], problem: str, remedy: str) -> None:

@@ -184,6 +184,28 @@ def test_a_step_that_no_graph_takes_is_timed_once(tmp_path: Path) -> None:
     assert "eager x1, 64 tokens" in text and "full x1, 2 tokens" in text
 
 
+def test_ranges_are_for_a_profiler_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each strategy's leases have them then, and what is timed with them is not mixed with what is timed without."""
+    begun: list[str] = []
+
+    class Ranges:
+        def range_start(self, msg: str, /) -> int:
+            begun.append(msg)
+            return 0
+
+        def range_end(self, range_id: int, /) -> None:
+            """Counted by its start."""
+
+    monkeypatch.setattr(workspace.create().driver, "ranges", Ranges())
+    sweep(tmp_path, "eager", tokens=(2, 0))
+    assert begun == []
+    steps, timed_before = len(ORDER) + len(PLACES), len(Workload.made.prepared)
+    sweep(tmp_path, "eager", tokens=(2, 0), nvtx=True)
+    assert begun == ["workspace:output"] * steps
+    assert len(Workload.made.prepared) == 2 * timed_before
+    assert json.loads((tmp_path / "timed.json").read_text())["plan"]["nvtx"] is True
+
+
 def test_another_plan_begins_anew(tmp_path: Path) -> None:
     sweep(tmp_path, "eager")
     assert Record(tmp_path, {"workload": "another"}).done == {}

@@ -17,7 +17,7 @@ from workspace.cuda.mapping import Mapping, Mappings
 from workspace.cuda.memory import DeviceBuffer, Memory
 from workspace.cuda.streams import Streams
 from workspace.cuda.verbs import hot_verbs
-from workspace.driver import Buffer, Graph
+from workspace.driver import Buffer, Graph, Ranges
 from workspace.errors import CaptureError, DeviceError, GraphError, SizeError, Unsupported
 
 
@@ -39,6 +39,7 @@ class CudaDriver:
 
     attributes = False
     readable = True
+    ranges: Ranges | None = torch.cuda.nvtx
 
     def __init__(self, device: torch.device | str | int = "cuda") -> None:
         index = _device_index(device)

@@ -13,7 +13,7 @@ from workspace.simulated.memory import host_bytes
 from workspace.simulated.streams import FIRST_HANDLE, Stream
 
 if TYPE_CHECKING:
-    from workspace.driver import Graph
+    from workspace.driver import Graph, Ranges
     from workspace.simulated.device import Device
 
 
@@ -25,6 +25,7 @@ class SimulatedDriver:
     """
 
     name = "simulated"
+    ranges: Ranges | None = None
 
     def __init__(self, simulated: Device) -> None:
         self.simulated = simulated

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from workspace import registry
+from workspace.errors import Unsupported
 from workspace.sweep.execute import open_execution
 from workspace.sweep.pictures import draw_bytes, draw_comparison
 from workspace.sweep.plan import Cell, Replay, cells
@@ -31,6 +32,7 @@ def run(
     out: Path,
     allow_refused: bool = False,
     tokens: Sequence[int] = (),
+    nvtx: bool = False,
 ) -> int:
     """Sweep every combination; an empty sequence means all.
 
@@ -40,6 +42,8 @@ def run(
         Cells may be refused: by a workload that lacks a mode, say, or for want of capacity.
     tokens
         Sizes of the steps that are timed on a GPU.
+    nvtx
+        Whether a profiler is to see a range around each lease, on a GPU.
 
     Returns
     -------
@@ -53,8 +57,10 @@ def run(
         from workspace.sweep import timed_command
 
         return timed_command.run(
-            console, replay, safe, modes or MODES, micro_batches, aux_streams, tokens, out, allow_refused
+            console, replay, safe, modes or MODES, micro_batches, aux_streams, tokens, out, allow_refused, nvtx
         )
+    if nvtx:
+        raise Unsupported("--nvtx with driver 'simulated', which no profiler sees", "choose --driver cuda")
     session = open_session(replay)
     todo = cells(safe, modes or MODES, micro_batches, aux_streams)
     console.print(session.description)

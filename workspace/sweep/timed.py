@@ -15,7 +15,7 @@ import attrs
 import torch
 
 import workspace
-from workspace.config import load_config
+from workspace.config import WorkspaceConfig
 from workspace.errors import WorkspaceError
 
 WARM_UP, LEAST_ROUNDS = 3, 5
@@ -146,7 +146,9 @@ class CudaClock:
         return torch.cuda.max_memory_allocated()
 
 
-def measure(model: Any, setting: Setting, safe: Mapping[str, bool], rounds: int, clock: Clock) -> list[Timing]:
+def measure(
+    model: Any, setting: Setting, safe: Mapping[str, bool], rounds: int, clock: Clock, config: WorkspaceConfig
+) -> list[Timing]:
     """Timings of every strategy in a setting.
 
     Parameters
@@ -155,6 +157,8 @@ def measure(model: Any, setting: Setting, safe: Mapping[str, bool], rounds: int,
         A `workspace.sweep.workload.Timed`.
     safe
         Whether each strategy claims to be safe; the others are created with the consent they ask for.
+    config
+        The settings but for those that the sweep sets itself.
     """
     found: dict[str, Timing] = {}
     opened: dict[str, tuple[Any, Any]] = {}
@@ -162,9 +166,10 @@ def measure(model: Any, setting: Setting, safe: Mapping[str, bool], rounds: int,
         try:
             for name in safe:
                 try:
-                    owners = _owners(model, setting, name, not safe[name], clock)
+                    own = attrs.evolve(config, strategy=name, allow_unsafe=not safe[name])
+                    owners = _owners(model, setting, own, clock)
                     before = clock.allocated()
-                    opened[name] = ws, runner = opened_on(model, setting, name, not safe[name], clock, statistics=False)
+                    opened[name] = ws, runner = opened_on(model, setting, own, clock, statistics=False)
                     found[name] = _counted(name, ws, runner, before, owners, clock)
                 except WorkspaceError as error:
                     opened.pop(name, None)
@@ -184,11 +189,8 @@ def with_samples(timing: Timing, rows: Sequence[Sample]) -> Timing:
     return attrs.evolve(timing, step_us=step_us, host_us=host_us, device_us=device_us)
 
 
-def opened_on(model: Any, setting: Setting, name: str, allow_unsafe: bool, clock: Clock, statistics: bool) -> Any:
-    config = attrs.evolve(
-        load_config().config,
-        strategy=name, allow_unsafe=allow_unsafe, micro_batches=setting.micro_batches, statistics=statistics,
-    )  # fmt: skip
+def opened_on(model: Any, setting: Setting, config: WorkspaceConfig, clock: Clock, statistics: bool) -> Any:
+    config = attrs.evolve(config, micro_batches=setting.micro_batches, statistics=statistics)
     ws = workspace.create(device=clock.device, config=config)
     given = ws, setting.mode, setting.aux_streams, setting.micro_batches
     return ws, model.prepare(*given, setting.tokens) if setting.tokens else model.load(*given)
@@ -202,9 +204,9 @@ def close(ws: Any, runner: Any, clock: Clock) -> None:
     ws.close()
 
 
-def _owners(model: Any, setting: Setting, name: str, allow_unsafe: bool, clock: Clock) -> dict[str, int]:
+def _owners(model: Any, setting: Setting, config: WorkspaceConfig, clock: Clock) -> dict[str, int]:
     """Counted on a workspace of its own: counting takes the short ways of a lease away."""
-    ws, runner = opened_on(model, setting, name, allow_unsafe, clock, statistics=True)
+    ws, runner = opened_on(model, setting, config, clock, statistics=True)
     runner.run()
     found = {owner: one.peak for owner, one in ws.snapshot().owners.items()}
     close(ws, runner, clock)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from workspace.config import load_config
 from workspace.errors import Unsupported
 from workspace.sweep.plan import Replay
 from workspace.sweep.session import find_workload
@@ -31,9 +32,15 @@ def run(
     tokens: Sequence[int],
     out: Path,
     allow_refused: bool,
+    nvtx: bool = False,
     clock: Clock | None = None,
 ) -> int:
     """Time every strategy in every combination that `out` does not have yet; table and picture show all that it has.
+
+    Parameters
+    ----------
+    nvtx
+        An NVTX range around each lease, as under the setting of that name.
 
     Returns
     -------
@@ -45,7 +52,9 @@ def run(
     console.print(model.description)
     rounds = replay.steps or ROUNDS
     out.mkdir(parents=True, exist_ok=True)
+    config = load_config(overrides={"nvtx": True} if nvtx else {}).config
     plan = {"workload": replay.workload, "model": model.description, "rounds": rounds, "strategies": list(safe)}
+    plan |= {"nvtx": config.nvtx}
     record = Record(out, plan)
     for setting in (Setting(*one) for one in product(modes, micro_batches, aux_streams, tokens)):
         if setting in record.done:
@@ -55,9 +64,9 @@ def run(
         else:
             began = time.perf_counter()
             if setting.tokens == TRACE:
-                record.add(setting, measure_load(model, setting, safe, clock))
+                record.add(setting, measure_load(model, setting, safe, clock, config))
             else:
-                record.add(setting, measure(model, setting, safe, rounds, clock))
+                record.add(setting, measure(model, setting, safe, rounds, clock, config))
             console.print(f"{setting}: timed in {time.perf_counter() - began:.1f} s", style="dim", highlight=False)
     print_timings(console, record.done, safe)
     if any(one.step_us for own in record.done.values() for one in own):

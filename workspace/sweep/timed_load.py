@@ -10,16 +10,19 @@ from typing import Any
 import attrs
 import torch
 
+from workspace.config import WorkspaceConfig
 from workspace.errors import WorkspaceError
 from workspace.sweep.timed import Clock, Sample, Setting, Timing, close, collected, opened_on, sample, with_samples
 
 
-def measure_load(model: Any, setting: Setting, safe: Mapping[str, bool], clock: Clock) -> list[Timing]:
+def measure_load(
+    model: Any, setting: Setting, safe: Mapping[str, bool], clock: Clock, config: WorkspaceConfig
+) -> list[Timing]:
     """Timings of every strategy over the trace's steps, which all have run before: graphs are captured then.
 
     Parameters
     ----------
-    model, safe
+    model, safe, config
         As of `workspace.sweep.timed.measure`.
     """
     found: dict[str, Timing] = {}
@@ -29,7 +32,8 @@ def measure_load(model: Any, setting: Setting, safe: Mapping[str, bool], clock: 
             for name in safe:
                 before = clock.allocated()
                 try:
-                    opened[name] = opened_on(model, setting, name, not safe[name], clock, statistics=False)
+                    own = attrs.evolve(config, strategy=name, allow_unsafe=not safe[name])
+                    opened[name] = opened_on(model, setting, own, clock, statistics=False)
                     found[name] = Timing(name, peak=clock.allocated() - before)
                 except WorkspaceError as error:
                     found[name] = Timing(name, problem=error.problem)
