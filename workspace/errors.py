@@ -16,7 +16,7 @@ class WorkspaceError(Exception):
         The evidence, also available as ``error.fields``.
     """
 
-    def __init__(self, problem: str, remedy: str = "", **fields: object) -> None:
+    def __init__(self, problem: str, remedy: str = "", /, **fields: object) -> None:
         self.problem = problem
         self.remedy = remedy
         self.fields = fields

@@ -116,6 +116,10 @@ def spec(*shape: int | str, dtype: torch.dtype, align: int = ALIGNMENT) -> Tenso
     return TensorSpec(tuple(shape), dtype, align)
 
 
+def _names_only(names: object) -> bool:
+    return isinstance(names, tuple | list) and all(isinstance(name, str) for name in names)
+
+
 @attrs.frozen
 class Exclusive:
     """Groups of a layout's tensors of which only one group is used at a time, so that they may share bytes.
@@ -135,6 +139,12 @@ class Exclusive:
     streams: tuple[str, ...]
 
     def __attrs_post_init__(self) -> None:
+        listed = isinstance(self.groups, tuple | list)
+        if not listed or not all(map(_names_only, (self.streams, *self.groups))):
+            raise LayoutError(
+                f"Exclusive({self.groups!r}, {self.streams!r}) does not name tensors and streams",
+                'pass tuples of names: Exclusive((("a", "b"), ("c",)), ("main", "main"))',
+            )
         if len(self.groups) != len(self.streams):
             raise LayoutError(
                 f"{len(self.groups)} exclusive groups but {len(self.streams)} streams", "name one stream for each group"
@@ -208,15 +218,17 @@ class Layout:
                 raise LayoutError(f"{name}.{key} is {value!r}, not a spec", "use workspace.spec(*shape, dtype=...)")
             if key in RESERVED or key.startswith("_"):
                 raise LayoutError(f"{name}.{key}: the lease itself has an attribute {key!r}", "choose another name")
-        for group in exclusive:
-            for key in (key for names in group.groups for key in names):
-                if key not in specs:
-                    raise LayoutError(f"exclusive group names {key!r}, which layout {name!r} lacks", "fix the name")
+        _check_exclusive(name, exclusive, specs)
         self.name = name
         self.specs = specs
         self.exclusive = exclusive
         self.family = family
         self.dim_names = frozenset(dim for one in specs.values() for axis in one.shape for dim in _names(axis))
+        if taken := sorted(self.dim_names & ARGUMENTS):
+            raise LayoutError(
+                f"layout {name!r} has the dim {', '.join(taken)}, an argument of what leases and declares it",
+                "choose another name",
+            )
         self.latest: Any = None  # the request leased last, by whichever workspace: a look-up saved
         self._resolved: dict[tuple[tuple[str, int], ...], Resolved] = {}
 
@@ -226,7 +238,7 @@ class Layout:
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (self.name, self.exclusive, self.family, self.specs)
 
-    def resolve(self, **dims: int) -> Resolved:
+    def resolve(self, /, **dims: int) -> Resolved:
         """Offsets, shapes and total bytes. Raises `LayoutError` for missing, unknown or negative dims."""
         for dim, value in dims.items():
             if type(value) is not int:
@@ -240,7 +252,7 @@ class Layout:
             found = self._resolved[key] = self._resolve(dims, key)
         return found
 
-    def size(self, **dims: int) -> int:
+    def size(self, /, **dims: int) -> int:
         """Bytes of one lease, each tensor aligned."""
         return self.resolve(**dims).nbytes
 
@@ -291,6 +303,25 @@ RESERVED = frozenset(
     unforked unpin until use uses workspace""".split()
 )
 """Attribute names of a lease, which no tensor of a layout may take."""
+
+ARGUMENTS = frozenset(("stream", "zero", "phase", "lane", "count"))
+"""What `Workspace.lease` and `Workspace.declare` take by keyword beside dims, so that no dim may be called so."""
+
+
+def _check_exclusive(name: str, exclusive: object, specs: Mapping[str, TensorSpec]) -> None:
+    """Groups that share bytes name tensors of the layout, each once: nothing orders one entry's uses after another's."""
+    if not isinstance(exclusive, tuple | list) or not all(isinstance(one, Exclusive) for one in exclusive):
+        raise LayoutError(f"exclusive={exclusive!r} of layout {name!r} is no tuple of Exclusive", "pass (Exclusive(...),)")
+    seen: set[str] = set()
+    for key in (key for one in exclusive for names in one.groups for key in names):
+        if key not in specs:
+            raise LayoutError(f"exclusive group names {key!r}, which layout {name!r} lacks", "fix the name")
+        if key in seen:
+            raise LayoutError(
+                f"{name}.{key} stands in two entries of `exclusive`, whose uses nothing orders",
+                "name each tensor in one entry: what is used on one stream may be groups of one",
+            )
+        seen.add(key)
 
 
 def _rebuild(name: str, exclusive: tuple[Exclusive, ...], family: str | None, specs: dict[str, TensorSpec]) -> Layout:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from workspace import argument
 from workspace.errors import ArgumentError, CapacityError, CaptureError, LeaseReleased, SizeError, WorkspaceError
 from workspace.slot import Slot
 from workspace.streams import CURRENT, Event, Stream
@@ -58,6 +59,8 @@ class StagingSlot:
         """
         if not self._open:
             raise LeaseReleased("a staging slot is uploaded outside its with block", "upload inside staging.fill()")
+        argument.memory("an upload to", tensor)
+        argument.integer("offset", offset)
         timeline = self._timeline
         with timeline.lock:
             timeline.ready()

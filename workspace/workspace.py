@@ -215,6 +215,7 @@ class Workspace:
         with `use`.
         """
         argument.shape(shape)
+        argument.dtype(dtype)
         self.check_open(self.owned(owner))
         if torch.is_grad_enabled():
             self._refuse_grad()
@@ -228,6 +229,7 @@ class Workspace:
         self.check_open()
         argument.name("name", name)
         argument.shape(shape)
+        argument.dtype(dtype)
         return self._persistent.get(name, shape, dtype)
 
     def staging(self, name: str, nbytes: int, *, slots: int = 2) -> Staging:
@@ -370,7 +372,7 @@ class Workspace:
         if isinstance(bytes_of, Lease):
             bytes_of.use(stream)
             return
-        argument.memory(bytes_of)
+        argument.memory("a use of", bytes_of)
         with self.timeline.lock:
             target = self.timeline.inside(self.timeline.of(stream))
             holding = self._holding(bytes_of)
@@ -519,6 +521,7 @@ class Workspace:
             The declared bytes, the spare ones included; what is held for them, ``snapshot().reserved``, is a multiple
             of ``granularity``, and 0 under strategies that let the framework's allocator place each tensor.
         """
+        argument.integer("spare", spare, least=0)
         timeline = self.timeline
         with timeline.lock:
             self.check_open()

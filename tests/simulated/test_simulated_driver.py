@@ -186,3 +186,14 @@ def test_what_names_no_bytes_is_refused(device: Device) -> None:
         device.launch("op", reads=["x"])
     empty = torch.empty(0)
     device.launch("op", reads=[empty, (0, 0)], writes=[device.alloc(8)])
+
+
+def test_a_stream_that_was_destroyed_is_nobodys() -> None:
+    """As on CUDA, whose driver forgets the handle: whoever looks through all streams ever seen meets no error."""
+    device = Device(memory="virtual")
+    driver = device.driver()
+    raw = device.new_raw_stream("raw")
+    key = driver.stream_key(raw)
+    assert not driver.owned(key) and driver.owned(0)
+    device.destroy_stream(raw)
+    assert not driver.owned(key)

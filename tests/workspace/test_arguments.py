@@ -49,8 +49,16 @@ REFUSED: dict[str, tuple[Call, type[WorkspaceError], str]] = {
     "empty(5)": (lambda ws: ws.empty(5, U8), LayoutError, "shape 5 is not a tuple"),
     "empty('5')": (lambda ws: ws.empty("5", U8), LayoutError, "shape '5'"),
     "empty(owner=[])": (lambda ws: ws.empty((5,), U8, owner=[]), ArgumentError, "owner="),
+    "empty((5.0,))": (lambda ws: (ws.empty((5,), U8), ws.empty((5.0,), U8)), LayoutError, r"\(5.0,\) has a dim"),
+    "empty((True,))": (lambda ws: (ws.empty((1,), U8), ws.empty((True,), U8)), LayoutError, "no integer"),
+    "empty(([5],))": (lambda ws: ws.empty(([5],), U8), LayoutError, "no integer"),
+    "empty(dtype=[])": (lambda ws: ws.empty((5,), []), LayoutError, "not a torch dtype"),
     "persistent(shape=5)": (lambda ws: ws.persistent("p", 5, U8), LayoutError, "shape 5"),
     "persistent([])": (lambda ws: ws.persistent([], (5,), U8), ArgumentError, "name="),
+    "reserve(spare='1')": (lambda ws: ws.reserve(spare="1"), ArgumentError, "spare='1'"),
+    "reserve(spare=None)": (lambda ws: ws.reserve(spare=None), ArgumentError, "spare=None"),
+    "reserve(spare=-5)": (lambda ws: ws.reserve(spare=-5), ArgumentError, "at least 0"),
+    "reserve(spare=1.5)": (lambda ws: ws.reserve(spare=1.5), ArgumentError, "spare=1.5"),
     "use(5)": (lambda ws: ws.use(5, ws.stream("aux")), ArgumentError, "a use of 5"),
     "until(5)": (lambda ws: ws.until(5), ArgumentError, r"5 has no wait\(\)"),
     "owner([])": (lambda ws: ws.owner(["x"]), ArgumentError, "owner="),
@@ -74,6 +82,39 @@ def test_what_cannot_be_meant_is_refused_by_name(call: str) -> None:
     assert set(ws.children) == set() and not ws.timeline.state.held
     with ws.lease(BYTES, N=MIB):
         pass
+
+
+@pytest.mark.parametrize("wrong", ["abc", None, [1, 2], 5, object()])
+def test_only_tensors_are_uploaded_to(wrong: Any) -> None:
+    """Refused by name; nothing is enqueued, and the slot serves on."""
+    device, ws = host()
+    with ws.staging("s", 64).fill() as slot:
+        with pytest.raises(ArgumentError, match="an upload to"):
+            slot.upload(wrong)
+        with ws.lease(BYTES, N=64) as lease, pytest.raises(ArgumentError, match="an upload to <"):
+            slot.upload(lease)
+        assert device.counters["upload"] == 0
+        with ws.lease(BYTES, N=64) as lease:
+            slot.upload(lease.x)
+
+
+@pytest.mark.parametrize("wrong", ["1", 0.0, True, None])
+def test_an_offset_is_an_integer(wrong: Any) -> None:
+    """A float would reach the device, whose error then refuses everything."""
+    _, ws = host()
+    with ws.staging("s", 64).fill() as slot, ws.lease(BYTES, N=32) as lease:
+        with pytest.raises(ArgumentError, match="offset="):
+            slot.upload(lease.x, offset=wrong)
+        slot.upload(lease.x, offset=32)
+
+
+def test_a_slot_is_no_tensor_before_its_use_is_declared_or_refused() -> None:
+    """To look at what was passed allocates nothing."""
+    _, ws = host("caching")
+    with ws.lease(BYTES, N=64) as lease:
+        with ws.staging("s", 16).fill() as slot, pytest.raises(ArgumentError, match="offset"):
+            slot.upload(lease.x, offset="0")
+        assert ws.snapshot().allocated == 0
 
 
 def test_a_lease_waits_for_what_can_be_awaited() -> None:

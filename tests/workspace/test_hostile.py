@@ -102,6 +102,25 @@ def test_a_synchronisation_claims_no_stream_that_began_to_capture() -> None:
     assert device.verdict() == "SAFE"
 
 
+@pytest.mark.parametrize("capturing", [False, True])
+def test_a_synchronisation_passes_over_streams_that_are_gone(capturing: bool) -> None:
+    """A raw stream that was destroyed is among those seen; while a capture is open each of them is asked for."""
+    device, ws = made()
+    raw, main = device.new_raw_stream("raw"), ws.stream("main")
+    with ws.on(raw), ws.lease(BLOCK, N=MIB) as lease:
+        device.launch("write", writes=[lease.x])
+    device.destroy_stream(raw)
+    if capturing:
+        with ws.on(main), ws.capture():
+            with ws.on(ws.stream("other")):
+                ws.synchronize()
+    else:
+        ws.synchronize()
+    with ws.on(main), ws.lease(BLOCK, N=MIB) as lease:
+        device.launch("write too", writes=[lease.x])
+    assert device.verdict() == "SAFE"
+
+
 class Work:
     def __init__(self, fails: bool) -> None:
         self.fails = fails

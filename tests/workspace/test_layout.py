@@ -10,10 +10,12 @@ import attrs
 import pytest
 import torch
 
+import workspace
 from workspace import Exclusive, Layout, spec
 from workspace.errors import LayoutError, SizeError
 from workspace.layout import MAX_BYTES, RESOLVED_KEPT
 from workspace.lease import Lease
+from workspace.simulated import Device
 
 DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
 BYTE = torch.uint8
@@ -221,6 +223,48 @@ def test_a_tensor_stands_in_one_exclusive_group() -> None:
     """Twice in one set of groups is refused."""
     with pytest.raises(LayoutError, match="stands in two"):
         Exclusive((("a",), ("a",)), ("main", "main"))
+
+
+@pytest.mark.parametrize("other", ["main", "aux0"])
+def test_a_tensor_stands_in_one_entry_of_exclusive(other: str) -> None:
+    """In two it would share bytes with what another stream uses, and no longer with its own group's."""
+    entries = Exclusive((("x",), ("y",)), ("main", "main")), Exclusive((("x",), ("z",)), (other, other))
+    with pytest.raises(LayoutError, match="one.x stands in two entries"):
+        Layout("one", exclusive=entries, **{name: spec(1024, dtype=BYTE) for name in "xyz"})
+    Layout("one", exclusive=entries[:1], **{name: spec(1024, dtype=BYTE) for name in "xyz"})
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda: Exclusive(3, 4), lambda: Exclusive((3,), ("main",)), lambda: Exclusive((("a",),), "main"),
+              lambda: Exclusive((("a",), ("b",)), (None, None)), lambda: Layout("one", exclusive=[3]),
+              lambda: Layout("one", exclusive=spec(1, dtype=BYTE))],
+)  # fmt: skip
+def test_what_names_no_groups_is_refused(wrong: Any) -> None:
+    """With a typed error that shows how they are written."""
+    with pytest.raises(LayoutError) as caught:
+        wrong()
+    assert "xclusive" in str(caught.value) and caught.value.remedy
+
+
+@pytest.mark.parametrize("dim", ["stream", "zero", "phase", "lane", "count"])
+def test_no_dim_is_called_like_an_argument(dim: str) -> None:
+    """It could be neither leased nor declared; also inside an expression."""
+    with pytest.raises(LayoutError, match=f"has the dim {dim}"):
+        Layout("one", x=spec(f"2*{dim}+1", dtype=BYTE))
+
+
+@pytest.mark.parametrize("dim", ["self", "layout", "name", "problem", "remedy", "key", "dims"])
+def test_every_other_name_is_a_dim(dim: str) -> None:
+    """Leased, declared, and refused by size with the dim in the error's fields."""
+    layout = Layout("one", x=spec(dim, dtype=BYTE))
+    ws = workspace.create(device=Device(memory="virtual"))
+    ws.declare(layout, **{dim: 8})
+    for _ in range(2):
+        with ws.lease(layout, **{dim: 4}):
+            ws.acquire(layout, **{dim: 2}).release()
+    with pytest.raises(SizeError) as caught:
+        Layout("two", x=spec(dim, dtype=BYTE), y=spec(dim, dtype=BYTE)).size(**{dim: 2**63 - 2})
+    assert caught.value.fields[dim] == 2**63 - 2
 
 
 def test_an_exclusive_group_names_tensors_of_the_layout() -> None:

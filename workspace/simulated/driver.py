@@ -91,9 +91,10 @@ class SimulatedDriver:
             return self.simulated.stream_id(number)
 
     def owned(self, stream: int) -> bool:
-        """Raw streams can be destroyed; the default stream and those of `new_stream` cannot."""
+        """Raw streams can be destroyed, or have been; the default stream and those of `new_stream` cannot."""
         with self.simulated.lock:
-            return not self.simulated.streams[stream].handle
+            state = self.simulated.streams.get(stream)
+            return state is not None and not state.handle
 
     def done(self, event: int) -> bool:
         with self.simulated.relaxed():
