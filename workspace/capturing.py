@@ -104,6 +104,7 @@ class GraphCapture:
             if pins is not None:
                 self.graph.bind(pins, self._segments)
         self._capture = None
+        self._segments = []  # the graph's, which lets go of what its breaks keep when it is released
 
     def _open(self) -> Capture:
         if self._capture is None:

@@ -117,6 +117,9 @@ class Fork:
         self._parent = None
         if parent is None:
             return
+        if parent.capture is not None and not parent.capture.open:
+            self._outlived_capture(parent.capture, error)
+            return
         inside = held.acquired_inside(self)
         foreign = self._still_held(inside) if self._foreign else ()
         unjoined = list(self._branches)
@@ -157,6 +160,23 @@ class Fork:
             held.pop(self, None)
         for lease in self._flagged:
             lease.unforked()
+
+    def _outlived_capture(self, capture: Capture, error: BaseException | None) -> None:
+        """The capture it was entered in has ended, and with it the streams' selves there: nothing is left to join.
+
+        Raises `CaptureError`, or adds it to the error of the body.
+        """
+        with self._timeline.lock:
+            self._held.pop(self, None)
+        for lease in self._flagged:
+            lease.unforked()
+        late = CaptureError(
+            f"a fork inside {capture.name} is left after the capture has ended",
+            "end the capture after the forks inside it: `with ws.capture(): with ws.fork(...)`",
+        )
+        if error is None:
+            raise late
+        error.add_note(str(late))
 
     def _still_held(self, inside: list[Holding]) -> list[Holding]:
         """Leases of other streams than the parent that were held when the fork began and have not been let go since."""

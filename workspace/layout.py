@@ -309,9 +309,9 @@ ARGUMENTS = frozenset(("stream", "zero", "phase", "lane", "count"))
 
 
 def _check_exclusive(name: str, exclusive: object, specs: Mapping[str, TensorSpec]) -> None:
-    """Groups that share bytes name tensors of the layout, each once: nothing orders one entry's uses after another's."""
+    """Groups name tensors of the layout, each in one entry: nothing orders one entry's uses after another's."""
     if not isinstance(exclusive, tuple | list) or not all(isinstance(one, Exclusive) for one in exclusive):
-        raise LayoutError(f"exclusive={exclusive!r} of layout {name!r} is no tuple of Exclusive", "pass (Exclusive(...),)")
+        raise LayoutError(f"exclusive={exclusive!r} of layout {name!r} is no tuple of Exclusive", "use Exclusive(...)")
     seen: set[str] = set()
     for key in (key for one in exclusive for names in one.groups for key in names):
         if key not in specs:

@@ -181,6 +181,9 @@ class Workspace:
                 if request is None:
                     return self._lease(layout, **dims)
                 layout.latest = request
+            for value in dims.values():
+                if type(value) is not int:  # 2.0 equals 2, and True 1: refused by name
+                    return self._lease(layout, **dims)
             # What `Lease.of` does, without the call.
             lease = new_object(request.lease_type)
             lease.request = request

@@ -294,13 +294,22 @@ PyObject* leave(PyObject* self, const Ref& timeline, const Ref& held, PyObject* 
   Py_RETURN_NONE;
 }
 
+// Whether the capture that a fork was entered in has ended. An exception may be set.
+bool outlived_capture(const Ref& parent) {
+  const Ref capture = parts.stream_.capture.get(parent);
+  if (!capture || capture.is(Py_None)) return false;
+  const Ref open = attribute(capture, names.open);
+  return !open.is(Py_True);
+}
+
 PyObject* exit(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   const Native& native = fork_methods[EXIT];
   const Ref timeline = parts.fork_.timeline.get(self), held = parts.fork_.held.get(self);
   const Ref branches = parts.fork_.branches.get(self);
   const bool entered = count == 3 && timeline && held && PyDict_Check(held.get()) && branches &&
                        PyTuple_Check(branches.get()) && !parts.fork_.parent.holds(self, Py_None) &&
-                       parts.inlined.intact();
+                       parts.inlined.intact() && !outlived_capture(parts.fork_.parent.get(self));
+  if (PyErr_Occurred()) return nullptr;
   if (!entered || !Py_IS_TYPE(timeline.get(), parts.timeline)) return python(native, self, arguments, count);
   return leave(self, timeline, held, arguments[0], arguments[1]);
 }

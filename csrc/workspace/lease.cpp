@@ -18,6 +18,7 @@ int same_dims(const Ref& dims, PyObject* const* values, PyObject* keywords) {
   const Py_ssize_t count = keywords == nullptr ? 0 : PyTuple_GET_SIZE(keywords);
   if (!dims || !PyDict_Check(dims.get()) || PyDict_GET_SIZE(dims.get()) != count) return 0;
   for (Py_ssize_t index = 0; index < count; ++index) {
+    if (!PyLong_CheckExact(values[index])) return 0;  // equal to an integer it may be: the Python form refuses it
     const Ref known = item(dims, Ref::of(PyTuple_GET_ITEM(keywords, index)));
     if (!known) return PyErr_Occurred() ? -1 : 0;
     const int equal = PyObject_RichCompareBool(known.get(), values[index], Py_EQ);

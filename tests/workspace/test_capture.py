@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+from functools import partial
 
 import pytest
 
 from tests.workspace.bookkeeping import check_books
-from tests.workspace.scene import BYTES, MIB, SLAB, scene, write
+from tests.workspace.scene import BYTES, MIB, SLAB, host, scene, write
 from workspace import Workspace
 from workspace.errors import CaptureError, GraphError, LeaseReleased, LockError
 from workspace.graph import Graph
@@ -349,3 +350,21 @@ def test_a_replayed_graph_dropped_without_release_gives_its_bytes_back() -> None
     del graph
     gc.collect()
     assert ws.snapshot().footprints == {}
+
+
+@pytest.mark.parametrize("strategy", ["event_fenced", "per_stream"])
+def test_what_a_capture_was_keeps_nothing_of_its_graph(strategy: str) -> None:
+    """The name of a ``with`` outlives it: a released graph's breaks, and what they keep, go all the same."""
+    _, ws = host(strategy)
+    ws.declare(BYTES, N=MIB, lane="main")
+    ws.reserve()
+    with ws.on(ws.stream("main")), ws.capture() as capture:
+        with ws.lease(BYTES, N=MIB) as lease:
+            capture.eager_break(partial(len, [lease.x]))
+    del lease
+    capture.graph.replay()
+    capture.graph.release()
+    ws.synchronize()
+    ws.trim()
+    assert ws.snapshot().pinned == () and ws.snapshot().reserved == 0
+    assert capture.graph.segments == 0

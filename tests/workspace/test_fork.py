@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.workspace.scene import BYTES, SLAB, scene, write
-from workspace.errors import DriverError, ForkError, StreamError
+from workspace.errors import CaptureError, DriverError, ForkError, StreamError
 from workspace.fork import Fork
 from workspace.holding import Holding
 from workspace.lease import Lease
@@ -234,3 +234,37 @@ def test_a_branch_on_no_stream_is_refused(stream: object) -> None:
     with ws.fork(ws.stream("aux")) as branch:
         with pytest.raises(StreamError):
             branch(stream)
+
+
+@pytest.mark.parametrize("strategy", ["caching", "event_fenced", "per_stream"])
+@pytest.mark.parametrize("ends", ["end", "foreign end", "foreign abort"])
+@pytest.mark.parametrize("raised", [False, True])
+def test_a_fork_that_outlives_its_capture_says_so(strategy: str, ends: str, raised: bool) -> None:
+    """A typed error, added to that of the body; the lease around it is released, and what comes next is served."""
+    device, ws = scene(strategy, steady=True, reserve=4 * SLAB)
+    main, aux = ws.stream("main"), ws.stream("aux")
+    with ws.on(main):
+        lease = ws.acquire(BYTES, N=SLAB)
+        own = ws.capture()
+        if ends == "end":
+            own.__enter__()
+        else:
+            device.begin_capture(main.key)
+        fork = ws.fork(aux)
+        fork.__enter__()
+        {
+            "end": lambda: own.__exit__(None, None, None),
+            "foreign end": lambda: device.end_capture(main.key),
+            "foreign abort": lambda: device.abort_capture(main.key),
+        }[ends]()
+        if raised:
+            error = KeyError("body")
+            assert not fork.__exit__(KeyError, error, None)
+            assert "after the capture has ended" in error.__notes__[0]
+        else:
+            with pytest.raises(CaptureError, match="after the capture has ended"):
+                fork.__exit__(None, None, None)
+        assert list(ws.timeline.state.held) == [lease]
+        lease.release()
+    write(device, ws, "next", SLAB, aux)
+    assert not ws.timeline.state.held and device.verdict() == "SAFE"

@@ -12,6 +12,7 @@ from workspace import Layout, Workspace, spec
 from workspace.errors import (
     LeaseError,
     LeaseReleased,
+    SizeError,
     StreamError,
 )
 
@@ -250,3 +251,18 @@ def test_a_destroyed_raw_stream_is_refused_and_its_handle_is_another_stream() ->
     with ws.on(handle), ws.lease(BYTES, N=SLAB) as lease:
         device.launch("new", writes=[lease.x])
     assert device.verdict() == "SAFE" and ws.snapshot().fences == 1
+
+
+@pytest.mark.parametrize("strategy", SAFE)
+@pytest.mark.parametrize("wrong", [2.0, True, "2", [2]])
+def test_a_dim_is_an_integer_whatever_was_leased_before(strategy: str, wrong: object) -> None:
+    """What equals a dim that is known is no dim for that: refused as often as it is passed, by lease as by acquire."""
+    _, ws = scene(strategy, steady=True)
+    for _ in range(3):
+        for known in (1, 2):
+            with pytest.raises(SizeError, match="is not an int"):
+                ws.lease(BYTES, N=wrong)  # type: ignore[arg-type]
+            with pytest.raises(SizeError, match="is not an int"):
+                ws.acquire(BYTES, N=wrong)  # type: ignore[arg-type]
+            with ws.lease(BYTES, N=known):
+                pass
