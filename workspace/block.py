@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -85,9 +86,10 @@ class Slab:
             found.append(following)
         return found
 
-    def free_runs(self) -> list[list[Block]]:
-        """Its free blocks, neighbours together."""
-        return [list(run) for free, run in groupby(self.blocks(), lambda block: block.state == FREE) if free]
+    def free_runs(self, usable: Callable[[Block], bool]) -> list[list[Block]]:
+        """Its usable free blocks, neighbours together."""
+        runs = groupby(self.blocks(), lambda block: block.state == FREE and usable(block))
+        return [list(run) for free, run in runs if free]
 
     def idle(self) -> bool:
         """Whether all of it is free."""

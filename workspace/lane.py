@@ -93,8 +93,9 @@ class Lane:
         """Take a block out of the parent pool. Raises `CaptureError` ("reserve first"): a capture allocates nothing."""
         pool = self._pool
         pool.consolidate()
-        blocks = [block for free in pool.free.values() for block in free if block.nbytes >= nbytes]
-        blocks = [block for block in blocks if self._claimable(block)]
+        blocks = self._fitting(nbytes)
+        if not blocks and pool.gather(nbytes, self._claimable):
+            blocks = self._fitting(nbytes)
         if not blocks:
             raise CaptureError(
                 f"lane {self.name!r} needs {nbytes} bytes more inside a capture, and no block of the pool is "
@@ -113,11 +114,14 @@ class Lane:
         """Add the free bytes behind a region, if there are enough."""
         pool = self._pool
         pool.consolidate()
-        after = region.next
-        if after is None or not self._claimable(after) or not pool.claim_next(region, nbytes):
+        if not pool.claim_next(region, nbytes, self._claimable):
             return False
         self._take_over(region)
         return True
+
+    def _fitting(self, nbytes: int) -> list[Block]:
+        free = [block for blocks in self._pool.free.values() for block in blocks if block.nbytes >= nbytes]
+        return [block for block in free if self._claimable(block)]
 
     def _claimable(self, block: Block) -> bool:
         return not self.complete_only or self.timeline.complete(block)

@@ -44,6 +44,9 @@ class Pool:
     takes it from there as it is. Every other released block is coalesced with its free neighbours at once; shelved
     blocks are, before the pool would fence or grow.
 
+    With `by_streams`, neighbours that different streams used last stay two blocks until no single one will do (see
+    `gather`): as one block, whoever takes a part of it would have to wait for all of these streams.
+
     Parameters
     ----------
     home
@@ -53,6 +56,8 @@ class Pool:
     ----------
     shelves
         Those that blocks are on, or come back to.
+    by_streams
+        Whether free neighbours are coalesced at once only where the same streams used them last.
     two_ends
         Whether large requests take the first block that fits, and its end where that leaves little.
     roomy
@@ -64,8 +69,8 @@ class Pool:
     """
 
     __slots__ = (
-        "_large_shelved", "_largest", "_shelved", "elided", "free", "hands_over", "home", "roomy", "shelves", "slabs",
-        "source", "taken", "timeline", "two_ends",
+        "_large_shelved", "_largest", "_shelved", "by_streams", "elided", "free", "hands_over", "home", "roomy",
+        "shelves", "slabs", "source", "taken", "timeline", "two_ends",
     )  # fmt: skip
 
     def __init__(self, timeline: Timeline, source: Source, home: Callable[[Stream], Home]) -> None:
@@ -76,6 +81,7 @@ class Pool:
         self.free: dict[Home, FreeBlocks] = {}
         self.taken = 0
         self.shelves: dict[Shelf, None] = {}
+        self.by_streams = False
         self.two_ends = False
         self.roomy = False
         self.hands_over = False
@@ -266,12 +272,12 @@ class Pool:
                 given.append(nbytes)
         return given
 
-    def gather(self, nbytes: int) -> bool:
-        """Make one block of neighbours that are free and together large enough, whatever homes divide them.
+    def gather(self, nbytes: int, usable: Callable[[Block], bool] = lambda block: True) -> bool:
+        """Make one block of usable neighbours that are free and together large enough, whatever divides them.
 
         Of several such runs the smallest; returns whether there was one.
         """
-        runs = [run for slab in self.slabs for run in slab.free_runs() if len(run) > 1]
+        runs = [run for slab in self.slabs for run in slab.free_runs(usable) if len(run) > 1]
         runs = [run for run in runs if sum(block.nbytes for block in run) >= nbytes]
         if not runs:
             return False
@@ -331,14 +337,19 @@ class Pool:
         """Bring back bytes that `claim` took out."""
         self._insert(block)
 
-    def claim_next(self, block: Block, nbytes: int) -> bool:
-        """Lengthen a claimed block by the free bytes behind it."""
+    def claim_next(self, block: Block, nbytes: int, usable: Callable[[Block], bool]) -> bool:
+        """Lengthen a claimed block by usable free bytes behind it."""
+        run: list[Block] = []
         after = block.next
-        if after is None or after.state != FREE or after.nbytes < nbytes:
-            return False
-        self.claim(after, nbytes)
-        block.absorb_next()
-        return True
+        while after is not None and after.state == FREE and usable(after):
+            run.append(after)
+            if sum(one.nbytes for one in run) >= nbytes:
+                self._merge(run)
+                self.claim(run[0], nbytes)
+                block.absorb_next()
+                return True
+            after = after.next
+        return False
 
     # -- free blocks -----------------------------------------------------------------------------------------
     def largest(self) -> int:
@@ -363,15 +374,22 @@ class Pool:
 
     def _coalesce(self, block: Block) -> Block:
         after = block.next
-        if after is not None and after.state == FREE and after.home == block.home:
+        if after is not None and self._one_with(after, block):
             self._remove(after)
             block.absorb_next()
         before = block.prev
-        if before is not None and before.state == FREE and before.home == block.home:
+        if before is not None and self._one_with(before, block):
             self._remove(before)
             before.absorb_next()
             block = before
         return block
+
+    def _one_with(self, neighbour: Block, block: Block) -> bool:
+        """Whether a free block and its neighbour become one at once."""
+        if neighbour.state != FREE or neighbour.home != block.home:
+            return False
+        used, own = neighbour.uses, block.uses
+        return not self.by_streams or not used or not own or used.keys() == own.keys()
 
     def _remove(self, block: Block) -> None:
         self.free[block.home].remove(block)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -465,6 +466,67 @@ def test_a_large_block_on_a_shelf_does_not_divide_what_a_large_request_needs(
     ws.acquire(BYTES, N=16 * MIB).release()
     with ws.lease(OTHER, N=8 * MIB), ws.lease(BYTES, N=56 * MIB):
         assert ws.snapshot().growths == growths
+
+
+@pytest.mark.parametrize(
+    ("strategy", "together"), [("event_fenced", False), ("event_fenced", True), ("per_stream", False)]
+)
+def test_streams_that_take_turns_need_no_fence(strategy: str, together: bool) -> None:
+    """After a first turn each has free blocks of its own, where the pool has room.
+
+    Control: coalesced whoever used them, the bytes of both are one block, which each has to wait for.
+    """
+    device, ws = scene(strategy, reserve=1024 * MIB)
+    pool_of(ws).roomy = False
+    if together:
+        pool_of(ws).by_streams = False
+    streams = [ws.stream(f"micro_batch{part}") for part in range(2)]
+    fences = []
+    for _ in range(4):
+        for layer in range(3):
+            for stream in streams:
+                with ws.on(stream), ws.lease(BYTES, N=(9 + layer) * MIB) as lease, ws.lease(OTHER, N=20 * MIB) as other:
+                    device.launch("work", writes=[lease.x, other.y])
+        fences.append(ws.snapshot().fences)
+    assert (fences[-1] > fences[0]) is together
+    assert device.verdict() == "SAFE" and ws.snapshot().growths == 0
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_neighbours_of_several_streams_are_one_block_when_it_is_needed(joined: bool) -> None:
+    """They are joined where none of them fits: without a fence if all are ordered, and before the pool grows."""
+    device, ws = scene(reserve=30 * MIB)
+    streams = [ws.stream(f"side{part}") for part in range(3)]
+    with ws.fork(*streams) as branch:
+        for stream in streams:
+            with branch(stream):
+                write(device, ws, "part", 10 * MIB, stream)
+    assert [len(one.uses) for one in pool_of(ws).slabs[0].blocks()] == [1, 1, 1]
+    with ws.on(streams[0] if not joined else ws.timeline.current()), ws.lease(BYTES, N=30 * MIB) as lease:
+        device.launch("all", writes=[lease.x])
+    found = ws.snapshot()
+    assert (found.fences, found.growths) == (0 if joined else 2, 0) and device.verdict() == "SAFE"
+
+
+@pytest.mark.parametrize("gathered", [True, False])
+def test_a_footprint_takes_neighbours_of_several_streams(gathered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A capture's first lease, and one that lengthens it. Control: a capture that takes single blocks is refused."""
+    if not gathered:
+        monkeypatch.setattr(Pool, "gather", lambda pool, nbytes, usable=None: False)
+    device, ws = scene(reserve=40 * MIB)
+    streams = [ws.stream(f"side{part}") for part in range(4)]
+    with ws.fork(*streams) as branch:
+        for stream in streams:
+            with branch(stream):
+                write(device, ws, "part", 10 * MIB, stream)
+    with nullcontext() if gathered else pytest.raises(CaptureError, match="no block of the pool is large enough"):
+        with ws.on(streams[0]), ws.capture() as capture:
+            for nbytes in (15 * MIB, 35 * MIB):
+                with ws.lease(BYTES, N=nbytes) as lease:
+                    device.launch("captured", writes=[lease.x])
+        capture.graph.replay()
+        assert ws.snapshot().footprints == {"main": 35 * MIB}
+    assert ws.snapshot().growths == 0 and device.verdict() == "SAFE"
 
 
 @pytest.mark.parametrize(("strategy", "growths"), [("event_fenced", 0), ("per_stream", 1)])

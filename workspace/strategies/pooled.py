@@ -89,6 +89,8 @@ class Pooled:
         block = self._ordered(request, stream)
         if block is None and self.pool.consolidate():
             block = self._ordered(request, stream)
+        if block is None and self.pool.by_streams and self._gather_ordered(request, stream):
+            block = self._ordered(request, stream)
         if block is None:
             block = self._unordered(request, stream)
         # Uses on other streams that needed no fence, because the clocks show them ordered (fences were subtracted).
@@ -99,6 +101,10 @@ class Pooled:
 
     def _ordered(self, request: Request, stream: Stream) -> Block | None:
         return self.pool.ordered(request.nbytes, stream, self.home(stream)) or self.elsewhere(request, stream)
+
+    def _gather_ordered(self, request: Request, stream: Stream) -> bool:
+        """Make one block of ordered neighbours that other streams than each other's used; whether it fits."""
+        return self.pool.gather(request.nbytes, lambda block: self.timeline.ordered(block, stream))
 
     def _unordered(self, request: Request, stream: Stream) -> Block:
         """No free block is ordered: fence or grow, as the policy has it, else refuse."""
