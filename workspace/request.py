@@ -53,7 +53,7 @@ class Request:
 
     __slots__ = (
         "_positions", "align", "dims", "direct", "extents", "index", "key", "lead", "lease_type", "lender", "nbytes",
-        "noted", "notes", "owner", "payload", "ready", "resolved", "shelves", "timeline", "zero",
+        "__weakref__", "noted", "notes", "owner", "payload", "ready", "resolved", "shelves", "timeline", "zero",
     )  # fmt: skip
 
     def __init__(

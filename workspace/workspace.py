@@ -112,6 +112,8 @@ class Workspace:
         self._key = object()
         self._requests: dict[tuple[Any, ...], Request] = {}
         self._resolved: dict[tuple[Resolved, bool], Request] = {}
+        # With those that were forgotten: layouts, and leases that somebody keeps, name them still.
+        self._every_request: weakref.WeakSet[Request] = weakref.WeakSet()
         self._single_layouts: dict[tuple[Any, ...], Layout] = {}
         self._root = root  # the workspace whose provider an owner shares
         self._reservation = Reservation() if root is None else root.reservation
@@ -271,6 +273,8 @@ class Workspace:
                 self._requests.clear()
             found = Request(resolved, self.owned(layout.name), self, self._key, zero=zero, band=self.band)
             self._resolved[resolved, zero] = found
+            with self.timeline.lock:
+                self._every_request.add(found)
         if not zero:
             self._requests[(layout, *dims.values())] = found
         return found
@@ -651,7 +655,7 @@ class Workspace:
 
     def forget_requests(self) -> None:
         """Make every lease take the long way, once, to learn whether it may begin."""
-        for request in self._resolved.values():
+        for request in self._every_request:
             request.direct = False
             request.resolved.layout.latest = None
             if not request.nbytes:
@@ -742,7 +746,7 @@ class Workspace:
         if self._root is None:
             self.provider.close()
         self.closed = True
-        for request in self._resolved.values():
+        for request in self._every_request:
             request.resolved.layout.latest = None
             request.shelves.clear()  # what no provider knows of is on them still
 
@@ -761,6 +765,11 @@ class Workspace:
         return [child for child in self.children.values() if child.provider is not self.provider]
 
     def _check_idle(self) -> None:
+        captures = [one.name for one in self.timeline.captures.values() if self.provider in one.providers]
+        lanes: list[str] = getattr(self.strategy_object, "under_way", list)()  # also between a capture's segments
+        if captures or lanes:
+            what = f"{', '.join(captures)} is open" if captures else f"lane {', '.join(lanes)} is under way"
+            raise LockError(f"close() of {self!r} while {what}", "close it after the capture or the replay has ended")
         if self._root is not None:
             owners = take_snapshot(self).owners.items()
             held, graphs = sum(one.allocated for owner, one in owners if owner.startswith(f"{self.name}/")), 0

@@ -402,6 +402,32 @@ def test_close_is_refused_while_bytes_are_on_loan() -> None:
         ws.acquire(BYTES, N=1)
 
 
+@pytest.mark.parametrize("strategy", ["caching", "event_fenced", "per_stream"])
+@pytest.mark.parametrize("owner", [False, True])
+def test_close_is_refused_while_a_capture_is_open(strategy: str, owner: bool) -> None:
+    """In it and in its eager breaks, as in those of a replay, also where it has leased nothing; another's does not."""
+    _, root = scene(strategy, owners={"draft": strategy})
+    ws = root.owner("draft") if owner else root
+    other = workspace.create(strategy, device=root.device)
+    refused = []
+
+    def close() -> None:
+        with pytest.raises(LockError, match="is open|is under way|graphs exist"):
+            ws.close()
+        refused.append(ws.closed)
+
+    with ws.on(ws.stream("main")):
+        with ws.capture() as capture:
+            close()
+            capture.eager_break(close)
+            other.close()
+        capture.graph.replay()
+    assert refused == [False] * 3
+    capture.graph.release()
+    root.close()
+    assert ws.closed
+
+
 def test_workspaces_of_a_device_share_streams_and_clocks() -> None:
     """Target and draft: order made through one is known to the other; their bytes are their own."""
     device = Device(memory="virtual")

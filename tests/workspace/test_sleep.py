@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -408,3 +410,39 @@ def test_a_closed_workspace_neither_sleeps_nor_wakes() -> None:
     with pytest.raises(WorkspaceError, match="closed"):
         ws.sleep()
     assert ws.wake() == 0
+
+
+@pytest.mark.parametrize("strategy", EVERY)
+def test_a_request_that_was_forgotten_is_refused_in_it(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After more sizes than are remembered, layouts and leases that are kept name the old ones still."""
+    monkeypatch.setattr("workspace.workspace.REQUESTS_KEPT", 2)
+    _, ws = scene(strategy, steady=True, allow_unsafe=True)
+    nothing = workspace.Layout("nothing", x=spec("N", dtype=torch.uint8))
+    kept = workspace.Layout("kept", x=spec("N", dtype=torch.uint8))
+
+    made = ws.lease(nothing, N=0), ws.lease(kept, N=MIB)
+
+    def every() -> list[Callable[[], Any]]:
+        return [
+            *(lease.__enter__ for lease in made),
+            partial(ws.acquire, nothing, N=0),
+            partial(ws.acquire, kept, N=MIB),
+        ]
+
+    for enter in every():
+        enter().release()
+    for nbytes in range(1, 5):
+        with ws.lease(BYTES, N=nbytes):
+            pass
+    ws.synchronize()
+    ws.sleep()
+    for enter in every():
+        with pytest.raises(SleepError):
+            enter()
+    ws.wake()
+    for enter in every():
+        enter().release()
+    ws.close()
+    for enter in every():
+        with pytest.raises(workspace.WorkspaceError, match="is closed"):
+            enter()

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.workspace.scene import BYTES, MIB, SLAB, host, scene
+from tests.workspace.scene import BYTES, MIB, OTHER, SLAB, host, scene
 from workspace import Layout, Slot, spec
 from workspace.errors import LayoutError, LeaseError, LeaseReleased, WorkspaceError
+from workspace.lazy import LazyLease
 from workspace.strategies.caching import CapturedCaching
 
 INTEGERS = Layout("integers", x=spec(2, 2, dtype=torch.int64), y=spec(2, 2, dtype=torch.int64))
@@ -258,3 +259,60 @@ def test_a_closed_workspace_lends_no_slots(strategy: str) -> None:
     ws.close()
     with pytest.raises(WorkspaceError, match="is closed"):
         lease.__enter__()
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_slot_that_is_filled_again_keeps_what_was_there(
+    captured: bool, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A branch reads the first tensor still, when the second takes its place: its bytes are nobody's until the release.
+
+    Control: dropped at the second fill, they go to the next allocation of their stream.
+    """
+    if not kept:
+        monkeypatch.setattr(LazyLease, "_refill", lambda lease, before: None)
+    device, ws = scene("caching", steady=True)
+    main, aux = ws.stream("main"), ws.stream("aux")
+
+    def fill(slot: Any) -> None:
+        made = ws.driver.empty((SLAB,), torch.uint8, ws.driver.current_stream())
+        device.launch("op", writes=[made])
+        slot.fill(made)
+
+    def step() -> None:
+        with ws.lease(BYTES, N=SLAB) as lease:
+            slot = lease.x
+            fill(slot)
+            with ws.fork(aux) as branch:
+                with branch(aux):
+                    device.launch("read", reads=[slot.tensor()])
+                    fill(slot)
+                with ws.lease(OTHER, N=SLAB) as other:
+                    device.launch("write", writes=[other.y.tensor()])
+            device.launch("read", reads=[slot.tensor()])
+
+    with ws.on(main):
+        if captured:
+            with ws.capture() as capture:
+                step()
+            capture.graph.replay()
+        else:
+            step()
+    assert device.verdict() == ("SAFE" if kept else "UNSAFE")
+
+
+@pytest.mark.parametrize("strategy", ["caching", "upstream"])
+def test_tensors_of_a_slot_that_is_filled_again_are_counted_until_the_release(strategy: str) -> None:
+    """Both of them, once each, also where the same is filled in again and where the allocator cannot be told."""
+    _, ws = host(strategy, allow_unsafe=True, statistics=True)
+    with ws.lease(BYTES, N=512) as lease:
+        first, second = (torch.zeros(512, dtype=torch.uint8) for _ in range(2))
+        for tensor in (first, first, second):
+            lease.x.fill(tensor) if isinstance(lease.x, Slot) else lease.filled(0, tensor)
+        assert lease.x is second and ws.snapshot().allocated == 1024
+        assert lease.covers(first.data_ptr(), first) and lease.covers(second.data_ptr(), second)
+    assert ws.snapshot().allocated == 0
+    with ws.lease(BYTES, N=512) as lease:
+        lease.x.fill(first)
+    assert ws.snapshot().allocated == 0
