@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from workspace.errors import ConfigError
 from workspace.lazy import LazyLease, lazy_type
-from workspace.lease import Lease, lease_type
+from workspace.lease import PLAIN, Lease, lease_type
 
 if TYPE_CHECKING:
     from workspace.config import WorkspaceConfig
@@ -31,10 +31,11 @@ class Ranged(Lease):
     _range: int
 
     def __enter__(self) -> Lease:
-        if not self.released:
+        if self._state >= PLAIN:
             return super().__enter__()  # which refuses
-        ranges = self.workspace.driver.ranges
-        self._range = ranges.range_start(f"workspace:{self.owner}")  # type: ignore[misc,union-attr]
+        request = self.request
+        ranges = request.timeline.driver.ranges
+        self._range = ranges.range_start(f"workspace:{request.owner}")  # type: ignore[misc,union-attr]
         try:
             return super().__enter__()
         except BaseException:
@@ -44,11 +45,11 @@ class Ranged(Lease):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        held = not self.released
+        held = self._state >= PLAIN
         try:
             super().__exit__(kind, error, trace)
         finally:
-            if held and self.released:  # else a collective failed, and it stays held until it is released again
+            if held and self._state < PLAIN:  # else a collective failed, and it stays held until it is released again
                 self._end()
 
     def outlived_capture(self) -> None:
@@ -56,7 +57,7 @@ class Ranged(Lease):
         self._end()
 
     def _end(self) -> None:
-        self.workspace.driver.ranges.range_end(self._range)  # type: ignore[union-attr]
+        self.request.timeline.driver.ranges.range_end(self._range)  # type: ignore[union-attr]
 
 
 class RangedLease(Ranged):
