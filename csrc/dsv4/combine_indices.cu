@@ -58,6 +58,8 @@ void combine_indices(const Call& call) {
   a.window_first = r.in("window_first", {DType::i32}, {groups}, 4).as<const int32_t>();
   const Operand& chosen = r.maybe("chosen", {DType::i32}, {rows, &most}, 4);
   const int64_t ratio = r.integer(), window = r.integer();
+  r.require(ratio >= 0 && ratio <= INT32_MAX, "ratio", "is " + std::to_string(ratio), "pass a layer's, 0 without one");
+  r.require(window >= 0 && window <= INT32_MAX, "window", "is " + std::to_string(window), "pass a number of tokens");
   a.indices = r.out("indices", {DType::i32}, {rows, &listed}, 4).as<int32_t>();
   a.lens = r.out("lens", {DType::i32}, {rows}, 4).as<int32_t>();
   r.done();

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dsv4 import ops
-from dsv4.ops import kernels
+from dsv4.ops import OpError, kernels
 
 WINDOW, MOST = 128, 512
 REQUESTS = ((0, 700), (300, 65), (5000, 1))
@@ -50,3 +50,14 @@ def test_numbers(ratio: int, chosen: bool) -> None:
     ops.combine_indices.reference(*inputs, *wanted)
     assert torch.equal(found[0], wanted[0]) and torch.equal(found[1], wanted[1])
     assert (found[0][0, 1:] == -1).all() and found[1][0] == 1
+
+
+@pytest.mark.parametrize(("name", "place", "value"), [("ratio", -2, -4), ("ratio", -2, 1 << 32), ("window", -1, -1)])
+def test_a_number_that_fits_no_layer_is_refused(name: str, place: int, value: int) -> None:
+    inputs = list(given(4, True))
+    inputs[place] = value
+    rows = len(inputs[0])
+    outs = torch.full((rows, WINDOW + MOST), 7, dtype=torch.int32, device="cuda"), torch.full_like(inputs[1], 7)
+    with pytest.raises(OpError, match=name):
+        kernels.FAST["combine_indices"](*inputs, *outs)
+    assert (outs[0] == 7).all()
