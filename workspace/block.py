@@ -236,6 +236,11 @@ class Block:
         self.lent, self.first = [], ()
 
 
+def size_of(run: list[Block]) -> int:
+    """Bytes of neighbours."""
+    return sum(block.nbytes for block in run)
+
+
 def first_three(tensors: list[Any]) -> tuple[Any, Any, Any]:
     """The tensors that a lease keeps in slots of its own; None where there are fewer."""
     return (*tensors, None, None, None)[:3]

@@ -16,8 +16,8 @@ def hand_over(pool: Pool, request: Request, stream: Stream) -> Block | None:
     """A block of the request's own size that waits on another stream's shelf; None where the long way has to look.
 
     The long way's rule is kept: a block whose use is ordered comes first, and one is fenced only where the long way,
-    having emptied all shelves, would find none that is. Neither a free block that fits may be there for that, nor a
-    shelved one that is ordered: one of these would be in whatever neighbours make together.
+    having emptied all shelves, would find none that is. Neither a free block that fits, or neighbours that do together,
+    may be there for that, nor a shelved one that is ordered: one of these would be in whatever neighbours make together.
 
     Called with the timeline's lock held, outside captures.
     """

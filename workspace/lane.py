@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
-from workspace.block import Block, Slab, Uses
+from workspace.block import Block, Slab, Uses, size_of
 from workspace.errors import CapacityError, CaptureError, FootprintBusy
 from workspace.streams import Event, Stream
 from workspace.timeline import Timeline
@@ -93,10 +93,8 @@ class Lane:
         """Take a block out of the parent pool. Raises `CaptureError` ("reserve first"): a capture allocates nothing."""
         pool = self._pool
         pool.consolidate()
-        blocks = self._fitting(nbytes)
-        if not blocks and pool.gather(nbytes, self._claimable):
-            blocks = self._fitting(nbytes)
-        if not blocks:
+        runs = [run for run in pool.runs(self._claimable) if size_of(run) >= nbytes]
+        if not runs:
             raise CaptureError(
                 f"lane {self.name!r} needs {nbytes} bytes more inside a capture, and no block of the pool is "
                 + ("large enough and seen complete by the host" if self.complete_only else "large enough"),
@@ -105,7 +103,7 @@ class Lane:
                 lane=self.name, asked=nbytes, reserved=sum(slab.nbytes for slab in pool.slabs),
             )  # fmt: skip
         # The largest, so that the footprint can be lengthened in place when a larger bucket follows.
-        block = pool.claim(max(blocks, key=lambda one: one.nbytes), nbytes)
+        block = pool.claim(max(runs, key=size_of), nbytes)
         self._take_over(block)
         self.regions.append(block)
         return block
@@ -118,10 +116,6 @@ class Lane:
             return False
         self._take_over(region)
         return True
-
-    def _fitting(self, nbytes: int) -> list[Block]:
-        free = [block for blocks in self._pool.free.values() for block in blocks if block.nbytes >= nbytes]
-        return [block for block in free if self._claimable(block)]
 
     def _claimable(self, block: Block) -> bool:
         return not self.complete_only or self.timeline.complete(block)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 
-from workspace.block import FREE, GONE, TAKEN, Block, Shelf, Slab
+from workspace.block import FREE, GONE, TAKEN, Block, Shelf, Slab, size_of
 from workspace.errors import CapacityError
 from workspace.free import FreeBlocks
 from workspace.layout import MAX_BYTES
@@ -31,6 +32,11 @@ search for a block."""
 def _large(held: int) -> int:
     """From how many bytes on a block of a pool that holds so many is large."""
     return min(LARGE, held // SHARE)
+
+
+def _starts(run: list[Block]) -> Iterator[int]:
+    """Where each block of a run begins in it."""
+    return accumulate((block.nbytes for block in run[:-1]), initial=0)
 
 
 def _by_address(block: Block) -> tuple[int, int]:
@@ -277,12 +283,15 @@ class Pool:
 
         Of several such runs the smallest; returns whether there was one.
         """
-        runs = [run for slab in self.slabs for run in slab.free_runs(usable) if len(run) > 1]
-        runs = [run for run in runs if sum(block.nbytes for block in run) >= nbytes]
+        runs = [run for run in self.runs(usable) if len(run) > 1 and size_of(run) >= nbytes]
         if not runs:
             return False
-        self._merge(min(runs, key=lambda run: sum(block.nbytes for block in run)))
+        self._merge(min(runs, key=size_of))
         return True
+
+    def runs(self, usable: Callable[[Block], bool] = lambda block: True) -> list[list[Block]]:
+        """Usable free blocks, neighbours together."""
+        return [run for slab in self.slabs for run in slab.free_runs(usable)]
 
     def _merge(self, run: list[Block]) -> None:
         """Make neighbouring free blocks one, which belongs to the home of the first."""
@@ -326,11 +335,17 @@ class Pool:
             del slab.buffer
         self.slabs, self.free, self._largest = [], {}, None
 
-    def claim(self, block: Block, nbytes: int) -> Block:
-        """Take free bytes out of circulation for a lane's footprint."""
-        block = self._lend(block, 0, nbytes, block.home)  # the front: what is behind it may lengthen it
+    def claim(self, run: list[Block], nbytes: int) -> Block:
+        """Take bytes of neighbouring free blocks out of circulation for a lane's footprint."""
+        needed = [block for block, before in zip(run, _starts(run), strict=True) if before < nbytes]
+        self._merge(needed)
+        block = self._lend(needed[0], 0, nbytes, needed[0].home)  # the front: what is behind it may lengthen it
         block.request = None
         self.taken -= block.nbytes
+        rest = block.next
+        if rest is not None and rest.state == FREE and len(needed) > 1:  # a neighbour's home may be its own now
+            self._remove(rest)
+            self._insert(rest)
         return block
 
     def restore(self, block: Block) -> None:
@@ -339,23 +354,19 @@ class Pool:
 
     def claim_next(self, block: Block, nbytes: int, usable: Callable[[Block], bool]) -> bool:
         """Lengthen a claimed block by usable free bytes behind it."""
-        run: list[Block] = []
-        after = block.next
-        while after is not None and after.state == FREE and usable(after):
-            run.append(after)
-            if sum(one.nbytes for one in run) >= nbytes:
-                self._merge(run)
-                self.claim(run[0], nbytes)
-                block.absorb_next()
-                return True
-            after = after.next
-        return False
+        run = next((run for run in block.slab.free_runs(usable) if run[0] is block.next), [])
+        if size_of(run) < nbytes:
+            return False
+        self.claim(run, nbytes)
+        block.absorb_next()
+        return True
 
     # -- free blocks -----------------------------------------------------------------------------------------
     def largest(self) -> int:
-        """Bytes of the largest free block."""
+        """Bytes of the largest free block, or of what neighbours would make together."""
         if self._largest is None:
-            self._largest = max((free.largest for free in self.free.values()), default=0)
+            blocks = (free.largest for free in self.free.values())
+            self._largest = max(map(size_of, self.runs()) if self.by_streams else blocks, default=0)
         return self._largest
 
     def _fitting(self, nbytes: int, home: Home) -> list[Block]:

@@ -12,6 +12,7 @@ from tests.workspace.steady_program import Program
 from workspace import handover
 from workspace.errors import CapacityError, DriverError
 from workspace.lease import PLAIN, Lease
+from workspace.pool import Pool
 from workspace.simulated import Device
 from workspace.timeline import Timeline
 from workspace.workspace import Workspace
@@ -271,3 +272,26 @@ def _fits(pool: Any, nbytes: int, stream: Any, shelved: set[Any]) -> bool:
             if run >= nbytes:
                 return True
     return False
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_free_neighbours_that_are_ordered_come_before_a_fence(monkeypatch: pytest.MonkeyPatch, together: bool) -> None:
+    """Two halves that other streams used, joined since. Control: each alone is too small, and the block is fenced."""
+    if not together:
+        monkeypatch.setattr(Pool, "runs", lambda pool, *usable: [])
+    device, ws = scene(steady=True, policy="fence", reserve=2 * SLAB)
+    main, other, *sides = (ws.stream(name) for name in ("main", "other", "one", "two"))
+    whole = ws.acquire(BYTES, N=SLAB, stream=other)
+    with ws.on(main):
+        with ws.fork(*sides) as branch:
+            for stream in sides:
+                with branch(stream):
+                    write(device, ws, "half", SLAB // 2, stream)
+        strategy: Any = ws.strategy_object
+        strategy.pool.consolidate()
+        device.launch("whole", writes=[whole.x], stream=other.key)
+        whole.release()
+        with ws.lease(BYTES, N=SLAB) as lease:
+            device.launch("again", writes=[lease.x])
+    assert ws.snapshot().fences == (0 if together else 1)
+    assert device.verdict() == "SAFE"

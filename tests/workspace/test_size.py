@@ -534,25 +534,31 @@ def test_neighbours_of_several_streams_are_one_block_when_it_is_needed(joined: b
     assert (found.fences, found.growths) == (0 if joined else 2, 0) and device.verdict() == "SAFE"
 
 
-@pytest.mark.parametrize("gathered", [True, False])
-def test_a_footprint_takes_neighbours_of_several_streams(gathered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A capture's first lease, and one that lengthens it. Control: a capture that takes single blocks is refused."""
-    if not gathered:
-        monkeypatch.setattr(Pool, "gather", lambda pool, nbytes, usable=None: False)
-    device, ws = scene(reserve=40 * MIB)
-    streams = [ws.stream(f"side{part}") for part in range(4)]
-    with ws.fork(*streams) as branch:
-        for stream in streams:
-            with branch(stream):
-                write(device, ws, "part", 10 * MIB, stream)
-    with nullcontext() if gathered else pytest.raises(CaptureError, match="no block of the pool is large enough"):
-        with ws.on(streams[0]), ws.capture() as capture:
-            for nbytes in (15 * MIB, 35 * MIB):
-                with ws.lease(BYTES, N=nbytes) as lease:
-                    device.launch("captured", writes=[lease.x])
-        capture.graph.replay()
-        assert ws.snapshot().footprints == {"main": 35 * MIB}
-    assert ws.snapshot().growths == 0 and device.verdict() == "SAFE"
+@pytest.mark.parametrize("strategy", BLOCKS)
+@pytest.mark.parametrize("together", [True, False])
+def test_a_footprint_takes_neighbours_of_several_streams(
+    strategy: str, together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a lane's first lease, and for those of larger buckets that follow. Control: it takes single blocks."""
+    if not together:
+        runs = Pool.runs
+        monkeypatch.setattr(Pool, "runs", lambda pool, *usable: [[one] for run in runs(pool, *usable) for one in run])
+    device, ws = scene(strategy, reserve=128 * MIB)
+    ws.lock()
+    parts = [ws.acquire(BYTES, N=nbytes * MIB, stream=ws.stream(str(nbytes))) for nbytes in (48, 60, 20)]
+    for one in parts:
+        device.launch("eager", writes=[one.x], stream=one.stream.key)
+        one.release()
+    ws.synchronize()
+    refusal = pytest.raises(CaptureError, match="no block of the pool is large enough")
+    captures = []
+    with ws.on(ws.stream("main")), nullcontext() if together else refusal:
+        for nbytes in (8, 50, 96, 120):
+            captures.append(ws.capture())
+            with captures[-1], ws.lease(BYTES, N=nbytes * MIB) as lease:
+                device.launch("captured", writes=[lease.x])
+        assert ws.snapshot().footprints == {"main": 120 * MIB}
+    assert device.verdict() == "SAFE"
 
 
 @pytest.mark.parametrize(("strategy", "growths"), [("event_fenced", 0), ("per_stream", 1)])
