@@ -62,14 +62,7 @@ class LazyLease(Lease):
         return self._tensors
 
     def covers(self, address: int, tensor: Any) -> bool:
-        made = [one for homes in self.made for one, _ in homes.values()]
-        return any(tensor is one or _starts(one) == address for one in made)
-
-    @property
-    def made(self) -> list[Homes]:
-        """The tensors that it has, and those whose place a later fill took."""
-        homes = self._homes
-        return [homes, *homes.before] if isinstance(homes, Refilled) else [homes]
+        return any(tensor is one or _starts(one) == address for one, _ in self._homes.values())
 
     # -- tensors ---------------------------------------------------------------------------------------------
     def allocate(self, *names: str) -> list[Any]:
@@ -105,18 +98,20 @@ class LazyLease(Lease):
         with timeline.lock:
             before = self._homes.get(position)
             if before is None or before[0] is not tensor:
+                if before is not None:
+                    self._replace(position)
                 self._provider.received(self.request, self.request.extents[position].nbytes)
-            if before is not None and before[0] is not tensor:
-                self._refill({position: before})
             self._keep(position, tensor, timeline.current())
 
-    def _refill(self, before: Homes) -> None:
-        """Whoever was given the tensor before uses it until the release, which tells the allocator of all uses."""
-        self._fill()  # the short ways know nothing of it
-        homes = self._homes
-        if not isinstance(homes, Refilled):
-            homes = self._homes = Refilled(homes)
-        homes.before.append(before)
+    def _replace(self, position: int) -> None:
+        """Give back what a position held: a branch may read it still. What reads the position later reads the new."""
+        timeline, before = self.request.timeline, self._homes.pop(position)
+        if self._state == PLAIN:
+            uses = {self.stream.id: timeline.clocks.epoch[self.stream.id]}
+        else:
+            self._fill()
+            uses = self.stamped(timeline)
+        self._provider.returned(self.request, {position: before}, uses)
 
     def _make(self, positions: list[int], stream: Stream) -> None:
         request, fresh = self.request, self._provider.fresh
@@ -156,17 +151,9 @@ class LazyLease(Lease):
             self._release()
 
     def _give_back(self, uses: Uses) -> None:
-        made, self._homes = self.made, {}
-        self._return(made, uses)
-
-    def _return(self, made: list[Homes], uses: Uses) -> None:
-        homes = made.pop()
-        try:
-            if homes:
-                self._provider.returned(self.request, homes, uses)
-        finally:
-            if made:  # also where the allocator could not be told of one's uses
-                self._return(made, uses)
+        homes, self._homes = self._homes, {}
+        if homes:
+            self._provider.returned(self.request, homes, uses)
 
     def _abandon(self) -> None:
         self._give_back(self.stamped(self.request.timeline))
@@ -188,16 +175,6 @@ def _tensor(name: str, position: int) -> Any:
         self._refuse_replacing(name, get(self), tensor)
 
     return property(get, put, doc=f"Tensor {name!r} of the layout.")
-
-
-class Refilled(dict[int, tuple[Any, Stream]]):
-    """`Homes` of a lease of which a position was filled again, and the tensors that were there before."""
-
-    __slots__ = ("before",)
-
-    def __init__(self, homes: Homes) -> None:
-        super().__init__(homes)
-        self.before: list[Homes] = []
 
 
 def _starts(tensor: Any) -> int:
