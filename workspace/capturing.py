@@ -118,7 +118,7 @@ class GraphCapture:
             capture.keep_held()
             timeline.opening = capture
             try:
-                identity = timeline.driver.begin_capture(capture.origin.key, self._shared_pool())
+                identity = timeline.call(timeline.driver.begin_capture, capture.origin.key, self._shared_pool())
                 capture.identity = identity
                 timeline.captures[identity] = capture
                 timeline.refresh()
@@ -135,9 +135,9 @@ class GraphCapture:
         timeline = self._timeline
         with timeline.lock:
             try:
-                segment = timeline.driver.end_capture(capture.origin.key)
+                segment = timeline.call(timeline.driver.end_capture, capture.origin.key)
             finally:
-                if not timeline.driver.capture_of(capture.origin.key):
+                if not timeline.call(timeline.driver.capture_of, capture.origin.key):
                     timeline.captures.pop(capture.identity, None)
                     timeline.refresh()
                     capture.identity = 0
@@ -149,11 +149,11 @@ class GraphCapture:
         self._capture = None
         with timeline.lock:
             try:
-                if capture.identity and timeline.driver.capture_of(capture.origin.key):
-                    timeline.driver.abort_capture(capture.origin.key)
+                if capture.identity and timeline.call(timeline.driver.capture_of, capture.origin.key):
+                    timeline.call(timeline.driver.abort_capture, capture.origin.key)
             finally:
                 capture.close(None)
         for segment in self._segments:
             if not callable(segment):
-                segment.reset()
+                timeline.call(segment.reset)
         self._segments = []

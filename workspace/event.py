@@ -52,7 +52,7 @@ class WorkspaceEvent:
         with timeline.lock:
             self._refuse_captured("query()")
             covered = self._event.covered
-            done = timeline.driver.done(self._event.handle)
+            done = timeline.call(timeline.driver.done, self._event.handle)
             if done:
                 timeline.clocks.complete(covered)
             return done
@@ -62,7 +62,7 @@ class WorkspaceEvent:
         with self._timeline.lock:
             self._refuse_captured("synchronize()")
             covered = self._event.covered
-        self._timeline.driver.synchronize_event(self._event.handle)
+        self._timeline.call(self._timeline.driver.synchronize_event, self._event.handle)
         with self._timeline.lock:
             # Another thread may have recorded anew meanwhile: which of the two records was awaited is then unknown.
             if self._event.covered is covered:

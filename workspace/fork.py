@@ -77,7 +77,7 @@ class Fork:
     def _refuse_capturing(self, parent: Stream) -> None:
         """Waiting for an eager parent would break the capture a branch is part of."""
         for stream in self._branches:
-            if self._timeline.driver.capture_of(stream.key):
+            if self._timeline.call(self._timeline.driver.capture_of, stream.key):
                 raise CaptureError(
                     f"{parent!r}, which does not capture, is forked to {stream!r}, which does",
                     "fork inside the capture, or to streams that are not part of it",
@@ -86,7 +86,7 @@ class Fork:
     def _refuse_merging(self, parent: Stream, capture: Capture) -> None:
         """Waiting for a stream of one capture would break the other, and that one with it."""
         for stream in self._branches:
-            identity = self._timeline.driver.capture_of(stream.key)
+            identity = self._timeline.call(self._timeline.driver.capture_of, stream.key)
             if identity and self._timeline.captures.get(identity) is not capture:
                 raise CaptureError(
                     f"{parent!r} is forked to {stream!r}, which is part of another capture",

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from workspace.errors import GraphError, SleepError, WorkspaceError
+from workspace.errors import DriverError, GraphError, SleepError, WorkspaceError
 from workspace.holding import Footprint
 from workspace.lane import end_use
 from workspace.streams import CURRENT, Stream
@@ -137,7 +137,7 @@ class Graph:
             state = "is released" if self.released else "has not been captured to its end"
             raise GraphError(f"graph {self.name!r} {state}", "replay between the end of the capture and release()")
         target = self.timeline.current() if stream is CURRENT else self.timeline.of(stream)
-        if target.capture is not None or self.timeline.driver.capture_of(target.key):
+        if target.capture is not None or self.timeline.call(self.timeline.driver.capture_of, target.key):
             raise GraphError(
                 f"graph {self.name!r} is replayed on {target!r}, which is capturing", "replay outside captures"
             )
@@ -146,8 +146,12 @@ class Graph:
     def _run(self, target: Stream, held: Footprint) -> None:
         key = target.key
         if not self._breaks:
-            for segment in self._segments:
-                segment.launch(key)  # type: ignore[union-attr]
+            try:
+                for segment in self._segments:
+                    segment.launch(key)  # type: ignore[union-attr]
+            except DriverError as error:  # `Timeline.call` without the call
+                self.timeline.note(error)
+                raise
             return
         driver, state = self.timeline.driver, self.timeline.state
         before = driver.current_stream()
@@ -159,7 +163,7 @@ class Graph:
                 if callable(segment):
                     segment()
                 else:
-                    segment.launch(key)
+                    self.timeline.call(segment.launch, key)
         finally:
             del state.held[held]
             if before != key:
@@ -176,6 +180,6 @@ class Graph:
             segments, self._segments = self._segments, []
         for segment in segments:
             if not callable(segment):
-                segment.reset()
+                self.timeline.call(segment.reset)
         with self.timeline.lock:
             self.timeline.settle_releases()

@@ -122,7 +122,7 @@ class LazyLease(Lease):
                 nbytes = request.extents[position].nbytes
                 if request.zero:
                     driver = request.timeline.driver
-                    driver.memset(driver.address_of(tensor), nbytes, 0, stream.key)
+                    request.timeline.call(driver.memset, driver.address_of(tensor), nbytes, 0, stream.key)
                 self._keep(position, tensor, stream)
                 made += nbytes
         finally:

@@ -160,8 +160,8 @@ class Lease(Pinnable):
         if request.ready is request.shelves and self._state == IDLE and stream.capture is None:
             self._take(request.unshelve(stream) or request.without_bytes(stream))
         else:
-            empty = request.timeline.driver.empty
-            self.lend([empty(one.shape, one.dtype, stream.key) for one in request.extents], stream)
+            call, empty = request.timeline.call, request.timeline.driver.empty
+            self.lend([call(empty, one.shape, one.dtype, stream.key) for one in request.extents], stream)
 
     def _receive(self, block: Block | None) -> None:
         """Take in what the provider placed."""

@@ -132,7 +132,7 @@ class Request:
     def without_bytes(self, stream: Stream) -> Block:
         """A new block of no bytes, out on a lease, that comes back to the stream's shelf: no provider knows of it."""
         driver = self.timeline.driver
-        buffer = driver.alloc(0, stream.key)
+        buffer = self.timeline.call(driver.alloc, 0, stream.key)
         with torch.inference_mode(False):
             tensors = [driver.tensor(buffer, 0, one.shape, one.dtype) for one in self.extents]
         block = Slab(buffer, 0, 0).first

@@ -88,7 +88,7 @@ def lend_single(workspace: Workspace, shape: tuple[int, ...], dtype: torch.dtype
         workspace.check_open(request.owner)
         stream = timeline.current()
         if not request.nbytes:
-            return timeline.driver.empty(request.extents[0].shape, dtype, stream.key)
+            return timeline.call(timeline.driver.empty, request.extents[0].shape, dtype, stream.key)
         if stream.exact and not stream.communication:
             raise StreamError(
                 f"a single tensor on {stream!r}, a stream the library does not own",
@@ -142,12 +142,12 @@ class Persistent:
                     f"persistent {name!r} is first asked for inside a capture", "ask for it once before the capture"
                 )
             driver = timeline.driver
-            buffer = driver.alloc(nbytes, stream.key)
+            buffer = timeline.call(driver.alloc, nbytes, stream.key)
             with torch.inference_mode(False):
                 tensor = driver.tensor(buffer, 0, tuple(shape), dtype)
             driver.owner_of(buffer.address, nbytes, f"{self._prefix}/{name}" if self._prefix else name)
             if nbytes:
-                driver.memset(buffer.address, nbytes, 0, stream.key)
+                timeline.call(driver.memset, buffer.address, nbytes, 0, stream.key)
             # Any stream may use it from now on, without a fence of its own: made once, so the host may wait.
             timeline.synchronize(stream)
             self._buffers[name] = tensor

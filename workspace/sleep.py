@@ -67,7 +67,7 @@ def _put_to_sleep(workspaces: list[Workspace], timeline: Timeline) -> int:
     for pins, ws in doomed.items():
         _invalidate(pins, ws, site)
     if doomed:
-        timeline.driver.settle()
+        timeline.call(timeline.driver.settle)
         timeline.settle_releases()
     given = 0
     for ws in workspaces:
@@ -78,7 +78,7 @@ def _put_to_sleep(workspaces: list[Workspace], timeline: Timeline) -> int:
             one.forget_requests()
         if isinstance(ws.strategy_object, Sleeper):
             given += ws.strategy_object.sleep()
-    timeline.driver.trim()
+    timeline.call(timeline.driver.trim)
     return given
 
 

@@ -85,7 +85,9 @@ class DriverSource:
 
     def _allocate(self, nbytes: int, stream: Stream) -> Buffer:
         driver = self.timeline.driver
-        return driver.map(nbytes) if self.restorable else driver.alloc(nbytes, stream.key)
+        if self.restorable:
+            return self.timeline.call(driver.map, nbytes)
+        return self.timeline.call(driver.alloc, nbytes, stream.key)
 
     def extend(self, slab: Slab, nbytes: int) -> int:
         return 0
@@ -107,7 +109,7 @@ class DriverSource:
         weakref.finalize(buffer, _unretire, self.timeline.later, self.retired, serial)
         del slab.buffer, buffer
         if self.restorable:
-            self.timeline.driver.reclaim()
+            self.timeline.call(self.timeline.driver.reclaim)
         self.timeline.drain()
         return True
 
@@ -152,7 +154,7 @@ class DriverSource:
 
     def release_cached(self) -> None:
         if not self.timeline.captures:
-            self.timeline.driver.trim()
+            self.timeline.call(self.timeline.driver.trim)
 
 
 def _mapping(slab: Slab) -> Mapping:

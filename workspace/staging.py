@@ -30,7 +30,7 @@ class StagingSlot:
 
     def __init__(self, timeline: Timeline, nbytes: int) -> None:
         self._timeline = timeline
-        self._host = timeline.driver.pinned(nbytes)
+        self._host = timeline.call(timeline.driver.pinned, nbytes)
         self._copies: dict[Stream, Event | None] = {}
         self._open = False
         array: Any = (ctypes.c_ubyte * nbytes).from_address(self._host.data_ptr())
@@ -65,7 +65,7 @@ class StagingSlot:
         with timeline.lock:
             timeline.ready()
             target = timeline.current() if stream is CURRENT else timeline.inside(timeline.of(stream))
-            if target.capture is not None or timeline.driver.capture_of(target.key):
+            if target.capture is not None or timeline.call(timeline.driver.capture_of, target.key):
                 raise CaptureError(
                     f"an upload on {target!r} inside a capture: each replay would read the staging slot anew",
                     "upload before the replay, into a persistent buffer that the graph reads",
@@ -77,7 +77,7 @@ class StagingSlot:
             self._check(tensor, nbytes, offset)
             if nbytes:
                 self._copies[target] = None  # until its event is recorded, only an idle stream tells of the end
-                timeline.driver.upload(self._host, offset, tensor, target.key)
+                timeline.call(timeline.driver.upload, self._host, offset, tensor, target.key)
                 # Its own, which later records on the stream do not move.
                 self._copies[target] = timeline.exact_event(target)
 

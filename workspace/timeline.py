@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from workspace.block import Block, Uses
 from workspace.clocks import Clocks
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from workspace.capture import Capture
     from workspace.driver import Graph as DriverGraph
     from workspace.pins import Pins
+
+Answer = TypeVar("Answer")
 
 new_lock: Callable[[], Any] = threading.RLock
 """What makes a timeline's lock; the C++ form has one that costs less (`workspace.native`)."""
@@ -90,7 +92,7 @@ class Timeline:
         with self.lock:
             found = self._named.get(name)
             if found is None:
-                key = self.driver.new_stream(name)
+                key = self.call(self.driver.new_stream, name)
                 found = self._named[name] = self._add(key, name, communication)
             elif found.communication != communication:
                 raise StreamError(
@@ -112,7 +114,7 @@ class Timeline:
             return stream
         if stream is None:
             raise StreamError("stream=None", "omit the argument for the caller's current stream, or pass a stream")
-        key = self.driver.stream_key(stream)
+        key = self.call(self.driver.stream_key, stream)
         return self._streams.get(key) or self._add(key, f"stream {key}")
 
     def all_of(self, streams: tuple[object, ...]) -> tuple[Stream, ...]:
@@ -139,7 +141,7 @@ class Timeline:
         """The stream's self in the capture it is part of, or the stream."""
         if stream.capture is not None:
             return stream
-        identity = self.driver.capture_of(stream.key)
+        identity = self.call(self.driver.capture_of, stream.key)
         if not identity:
             return stream
         capture = self.captures.get(identity)
@@ -167,7 +169,7 @@ class Timeline:
         Their uses so far get an event first: while a stream captures, nothing outside can record on it.
         """
         for stream in streams:
-            if stream.capture is None and not self.driver.capture_of(stream.key):
+            if stream.capture is None and not self.call(self.driver.capture_of, stream.key):
                 self.record(stream)
         return tuple(capture.stream(stream) for stream in streams)
 
@@ -221,7 +223,7 @@ class Timeline:
         same_side = owner.capture is waiter.capture
         if same_side and owner.last is not None and owner.last.epoch >= epoch:
             return owner.last
-        if not same_side or (owner.capture is None and self.driver.capture_of(owner.key)):
+        if not same_side or (owner.capture is None and self.call(self.driver.capture_of, owner.key)):
             raise CaptureError(
                 f"a use on {owner!r} has no event yet, and {waiter!r} is on the other side of a capture",
                 "reserve before the capture, so that it has bytes of its own",
@@ -238,14 +240,14 @@ class Timeline:
             if owner.capture is not stream.capture:
                 return False
             recorded = _recorded(block, used, epoch) or (owner.last and owner.last.epoch >= epoch)
-            if not recorded and owner.capture is None and self.driver.capture_of(owner.key):
+            if not recorded and owner.capture is None and self.call(self.driver.capture_of, owner.key):
                 return False
         return True
 
     def new_event(self) -> Event:
         while self._spent:
-            self.driver.free_event(self._spent.popleft())
-        return Event(self.driver.new_event(), self._spent)
+            self.call(self.driver.free_event, self._spent.popleft())
+        return Event(self.call(self.driver.new_event), self._spent)
 
     def record(self, stream: Stream, event: Event | None = None) -> Event:
         """Record an event (the stream's own by default) that covers everything enqueued on it so far."""
@@ -258,7 +260,7 @@ class Timeline:
         try:
             self.driver.record(event.handle, stream.key)
         except DriverError as error:
-            self._note(error)
+            self.note(error)
             raise
         event.covered = covered
         event.epoch = epoch
@@ -269,7 +271,7 @@ class Timeline:
         try:
             self.driver.wait(event.handle, stream.key)
         except DriverError as error:
-            self._note(error)
+            self.note(error)
             raise
         self.clocks.wait(stream.id, event.covered)
 
@@ -282,7 +284,7 @@ class Timeline:
         events = {}
         for used in uses:
             owner = self._by_id[used]
-            if owner.exact and not (owner.capture is None and self.driver.capture_of(owner.key)):
+            if owner.exact and not (owner.capture is None and self.call(self.driver.capture_of, owner.key)):
                 events[used] = self.exact_event(owner)
         return events or None
 
@@ -299,7 +301,7 @@ class Timeline:
             event = _recorded(block, used, epoch)
             owner = self._by_id[used]
             if event is None:
-                if owner.capture is not None or self.driver.capture_of(owner.key):
+                if owner.capture is not None or self.call(self.driver.capture_of, owner.key):
                     return False
                 event = owner.last if owner.last and owner.last.epoch >= epoch else self.record(owner)
             self.await_event(event)
@@ -307,7 +309,7 @@ class Timeline:
 
     def await_event(self, event: Event) -> None:
         """Block the host until what an event covers is over. For events that nobody records anew meanwhile."""
-        self._call(self.driver.synchronize_event, event.handle)
+        self.call(self.driver.synchronize_event, event.handle)
         with self.lock:
             self.clocks.complete(event.covered)
 
@@ -318,12 +320,12 @@ class Timeline:
         threads enqueue meanwhile is not claimed.
         """
         with self.lock:
-            if stream is not None and (stream.capture is not None or self.driver.capture_of(stream.key)):
+            if stream is not None and (stream.capture is not None or self.call(self.driver.capture_of, stream.key)):
                 raise CaptureError(f"{stream!r} is synchronised while it captures", "synchronise outside the capture")
             streams = [stream] if stream is not None else self._idle_with_the_device()
             covered = [self.clocks.record(one.id) for one in streams]
             begun = self._begun
-        self._call(self.driver.synchronize, stream.key if stream is not None else None)
+        self.call(self.driver.synchronize, stream.key if stream is not None else None)
         with self.lock:
             if stream is None and self._begun != begun:
                 return  # the driver leaves capturing streams out, and one began meanwhile: which is not known
@@ -335,16 +337,19 @@ class Timeline:
         if not self.captures and not self._starting and not self.query_captures:
             return list(self._streams.values())
         driver = self.driver
-        return [one for one in self._streams.values() if driver.owned(one.key) and not driver.capture_of(one.key)]
+        return [
+            one for one in self._streams.values() if driver.owned(one.key) and not self.call(driver.capture_of, one.key)
+        ]
 
-    def _call(self, verb: Callable[..., Any], *arguments: Any) -> Any:
+    def call(self, verb: Callable[..., Answer], *arguments: Any) -> Answer:
+        """What a verb of the driver answers; every one that asks the device is called by this, or notes as it does."""
         try:
             return verb(*arguments)
         except DriverError as error:
-            self._note(error)
+            self.note(error)
             raise
 
-    def _note(self, error: DriverError) -> None:
+    def note(self, error: DriverError) -> None:
         """After an error that the device keeps reporting, everything is refused."""
         if error.fields.get("sticky"):
             self.refusal = error

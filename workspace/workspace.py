@@ -325,7 +325,7 @@ class Workspace:
             self.driver.owner_of(block.address, block.nbytes, request.owner)
         if request.zero and request.payload:
             address = block.address + request.start(block.address)
-            self.driver.memset(address, request.payload, 0, lease.stream.key)
+            self.timeline.call(self.driver.memset, address, request.payload, 0, lease.stream.key)
         if self.config.strict_streams:
             lease.uses = {}
 
@@ -406,7 +406,7 @@ class Workspace:
         """A tensor of the framework's allocator, which a graph keeps as a whole."""
         if target.capture is not None:
             target.capture.memory.append(tensor)
-        elif tensor.numel() and not self.driver.record_use(tensor, target.key):
+        elif tensor.numel() and not self.timeline.call(self.driver.record_use, tensor, target.key):
             raise LateUse(
                 f"a use of {type(tensor).__name__} at {self.driver.address_of(tensor):#x} is declared, whose bytes the "
                 "device's allocator did not hand out",
@@ -670,7 +670,7 @@ class Workspace:
             if self.timeline.captures:
                 return 0
             freed = (0 if self.asleep else self.provider.trim()) + sum(child.trim() for child in self._own_children())
-            self.driver.trim()
+            self.timeline.call(self.driver.trim)
             return freed
 
     def retry_on_oom(self, function: Callable[[], Result]) -> Result:
@@ -734,7 +734,7 @@ class Workspace:
             self.timeline.settle_releases()
             some = any(one.graphs for one in (self, *self._own_children()) if one._root is None)
         if some:
-            self.driver.settle()
+            self.timeline.call(self.driver.settle)
 
     def _end(self) -> None:
         for child in self.children.values():

@@ -97,7 +97,7 @@ bool tell(Order& order, const Ref& entry, const Ref& used, const Ref& epoch, lon
   const int ordered = order.ordered(id, user, epoch);
   if (ordered < 0) return false;
   ++counts[ordered ? 0 : 1];
-  return ordered || call_method(names.record_use, order.driver().get(), tensor, key.get());
+  return ordered || call_method(names.record_use, order.driver().get(), tensor, key.get()) || order.failed();
 }
 
 // `Caching.returned` and `Upstream.returned` for a lease whose only use is on its own stream.
@@ -161,7 +161,7 @@ struct Making {
 };
 
 // One tensor from the framework's allocator, noted as `LazyLease._keep` does; its bytes, -1 with an exception set.
-long long make(const Making& on, PyObject* empty, PyObject* position, Py_ssize_t at) {
+long long make(Order& order, const Making& on, PyObject* empty, PyObject* position, Py_ssize_t at) {
   const Ref extent(PySequence_GetItem(on.extents.get(), at)), key = parts.stream_.key.get(on.stream);
   const Ref shape = parts.extent_.shape.get(extent), dtype = parts.extent_.dtype.get(extent);
   if (!shape || !dtype || !key) {
@@ -169,7 +169,7 @@ long long make(const Making& on, PyObject* empty, PyObject* position, Py_ssize_t
     return -1;
   }
   const Ref tensor = call(empty, shape.get(), dtype.get(), key.get());
-  if (!tensor) return -1;
+  if (!tensor) return order.failed(), -1;
   if (!parts.lease_.tensors.holds(on.self, on.tensors.get()) || !parts.lazy_.homes.holds(on.self, on.homes.get())) {
     // Released during the allocation: the Python method says what that means.
     const Ref kept = call_method(names._keep, on.self, position, tensor.get(), on.stream.get());
@@ -182,8 +182,8 @@ long long make(const Making& on, PyObject* empty, PyObject* position, Py_ssize_t
 }
 
 // Makes what is missing of the positions. False with an exception set; what was made is counted all the same.
-bool make_missing(const Making& on, const Ref& positions, const Ref& driver) {
-  const Ref empty = attribute(driver, names.empty);
+bool make_missing(Order& order, const Making& on, const Ref& positions) {
+  const Ref empty = attribute(order.driver(), names.empty);
   if (!empty) return false;
   long long made = 0;
   bool fine = true;
@@ -193,7 +193,7 @@ bool make_missing(const Making& on, const Ref& positions, const Ref& driver) {
     const Ref present(at < 0 ? nullptr : PySequence_GetItem(on.tensors.get(), at));
     fine = static_cast<bool>(present);
     if (!present.is(Py_None)) continue;
-    const long long nbytes = make(on, empty.get(), position, at);
+    const long long nbytes = make(order, on, empty.get(), position, at);
     fine = nbytes >= 0;
     made += fine ? nbytes : 0;
   }
@@ -240,7 +240,7 @@ PyObject* allocate(PyObject* self, PyObject* const* arguments, Py_ssize_t count)
       !PyDict_Check(on.homes.get()) || !parts.stream_.capture.get(on.stream).is(Py_None)) {
     return locked.unlock() ? python(native, self, arguments, count) : nullptr;
   }
-  if (!make_missing(on, positions, order.driver()) || !locked.unlock()) return nullptr;
+  if (!make_missing(order, on, positions) || !locked.unlock()) return nullptr;
   return found(on.tensors, positions);
 }
 

@@ -56,19 +56,19 @@ bool Order::find(Ref& verb, PyObject* name) {
 }
 
 Ref Order::capture_of(const Ref& key) {
-  const Ref identity = find(capture_of_, names.capture_of) && key ? call(capture_of_.get(), key.get()) : Ref();
-  const int captures = identity ? PyObject_IsTrue(identity.get()) : -1;
+  if (!find(capture_of_, names.capture_of) || !key) return Ref();
+  const Ref identity = call(capture_of_.get(), key.get());
+  const int captures = identity ? PyObject_IsTrue(identity.get()) : (failed(), -1);
   if (captures < 0) return Ref();
   return captures ? item(parts.timeline_.captures.get(timeline_), identity) : Ref::of(Py_None);
 }
 
 Ref Order::epoch(const Ref& stream) { return needed(parts.clocks_.epoch.get(clocks_), parts.stream_.id.get(stream)); }
 
-// An error of the driver is noted before it goes on. False for the caller to return.
 bool Order::failed() {
   if (PyErr_ExceptionMatches(parts.driver_error)) {
     Ref error = taken_error();
-    if (call_method(names._note, timeline_.get(), error.get())) raise(std::move(error));
+    if (call_method(names.note, timeline_.get(), error.get())) raise(std::move(error));
   }
   return false;
 }
@@ -136,7 +136,7 @@ int Order::fence_now(const Ref& owner, const Ref& stream, const View& view) {
   Together together(capture_of_.get(), record_.get(), wait_.get(), from.get(), to.get());
   if (!together) {
     const Ref captures = call(capture_of_.get(), from.get());
-    const int is_so = captures ? PyObject_IsTrue(captures.get()) : -1;
+    const int is_so = captures ? PyObject_IsTrue(captures.get()) : (failed(), -1);
     if (is_so != 0) return is_so < 0 ? -1 : 0;
     const Ref event = record(owner);
     return event && wait(event, stream) ? 1 : -1;

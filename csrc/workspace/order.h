@@ -42,11 +42,12 @@ class Order {
 
   // The stream's current epoch.
   Ref epoch(const Ref& stream);
+  // Notes the error that a verb of the driver has raised. False for the caller to return.
+  bool failed();
   const Ref& driver() const { return driver_; }
   const Ref& timeline() const { return timeline_; }
 
  private:
-  bool failed();
   bool enqueue(Ref& verb, PyObject* name, const Ref& event, const Ref& stream);
   bool learn(const Ref& id, const Ref& covered);
   // The stream's own event, and what a record on it now will cover.

@@ -73,11 +73,11 @@ extern Parts parts;
 // Names as Python strings.
 struct Names {
 #define WORKSPACE_NAMES(name) \
-  name(_check) name(_counted) name(_is_owned) name(_key) name(_keep) name(_leave) name(_note) name(_release) name(_streams) \
+  name(_check) name(_counted) name(_is_owned) name(_key) name(_keep) name(_leave) name(_release) name(_streams) \
   name(capture_of) name(fence) name(keep) name(keep_held) name(largest) name(stream) \
   name(acquire) name(add_note) name(allocated) name(branches_of) name(closed) \
   name(current_stream) name(declare) name(driver) name(elided) name(empty) name(forked) name(held) \
-  name(in_progress) name(joined) name(new_event) name(open) name(provider) name(record) name(record_use) \
+  name(in_progress) name(joined) name(new_event) name(note) name(open) name(provider) name(record) name(record_use) \
   name(recorded) name(release) name(set_stream) name(tensor) name(timeline) name(unforked) name(wait)
 #define WORKSPACE_DECLARE(name) PyObject* name = nullptr;
   WORKSPACE_NAMES(WORKSPACE_DECLARE)

@@ -31,7 +31,7 @@ class Guard(Adaptor):
         if block is not None:
             try:
                 for offset, nbytes in self._bands(block, request):
-                    self.timeline.driver.memset(block.address + offset, nbytes, PATTERN, stream.key)
+                    self.timeline.call(self.timeline.driver.memset, block.address + offset, nbytes, PATTERN, stream.key)
             except BaseException:
                 self.undo(block, stream, self.timeline)
                 raise
@@ -51,7 +51,7 @@ class Guard(Adaptor):
         if request is None or stream.capture is not None or not self.timeline.settle(block):
             return None
         for offset, nbytes in self._bands(block, request):
-            found = driver.read(block.slab.buffer, block.slab.start + block.offset + offset, nbytes)
+            found = self.timeline.call(driver.read, block.slab.buffer, block.slab.start + block.offset + offset, nbytes)
             wrong = [position for position, value in enumerate(found) if value != PATTERN]
             if wrong:
                 where = "before" if offset < request.lead else "after"

@@ -60,7 +60,7 @@ class Poison(Adaptor):
         """
         if stream.exact and not stream.communication and stream.capture is None:
             return False
-        return (stream.capture is not None) == bool(self.timeline.driver.capture_of(stream.key))
+        return (stream.capture is not None) == bool(self.timeline.call(self.timeline.driver.capture_of, stream.key))
 
     def fresh(self, request: Request, position: int, stream: Stream) -> Any:
         tensor = self.inner.fresh(request, position, stream)
@@ -71,4 +71,4 @@ class Poison(Adaptor):
 
     def _fill(self, address: int, nbytes: int, floating: bool, stream: Stream) -> None:
         if nbytes:
-            self.timeline.driver.memset(address, nbytes, FLOAT if floating else INTEGER, stream.key)
+            self.timeline.call(self.timeline.driver.memset, address, nbytes, FLOAT if floating else INTEGER, stream.key)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from workspace.block import Block, Uses
 from workspace.config import WorkspaceConfig
+from workspace.errors import DriverError
 from workspace.lane import Lane, Lanes
 from workspace.provider import Held, Homes
 from workspace.request import Request
@@ -49,7 +50,11 @@ class Caching:
 
     def fresh(self, request: Request, position: int, stream: Stream) -> Any:
         extent = request.extents[position]
-        return self.timeline.driver.empty(extent.shape, extent.dtype, stream.key)
+        try:
+            return self.timeline.driver.empty(extent.shape, extent.dtype, stream.key)
+        except DriverError as error:  # `Timeline.call` without the call
+            self.timeline.note(error)
+            raise
 
     def received(self, request: Request, nbytes: int) -> None:
         self._counted.allocated += nbytes
@@ -61,7 +66,7 @@ class Caching:
                 freed += extents[position].nbytes
                 if several or home.id not in uses:
                     for used in self.unordered(home, uses):
-                        self.timeline.driver.record_use(tensor, used.key)
+                        self.timeline.call(self.timeline.driver.record_use, tensor, used.key)
                         self.recorded += 1
         except BaseException:
             self.keep(homes)
@@ -99,7 +104,7 @@ class Caching:
         return CapturedCaching(self)
 
     def trim(self) -> int:
-        self.timeline.driver.trim()
+        self.timeline.call(self.timeline.driver.trim)
         return 0
 
     def held(self) -> Held:
@@ -108,7 +113,7 @@ class Caching:
     def close(self) -> None:
         """Tensors belong to their leases, but for those that were kept: nothing reads them once the device is idle."""
         if self.untold:
-            self.timeline.driver.synchronize(None)
+            self.timeline.call(self.timeline.driver.synchronize, None)
             self.untold.clear()
 
 

@@ -242,7 +242,7 @@ class Pooled:
             if used in events and events[used].epoch >= block.uses[used]:
                 continue
             if self.config.recording == "exact" or owner.exact:
-                if owner.capture is None and self.timeline.driver.capture_of(owner.key):
+                if owner.capture is None and self.timeline.call(self.timeline.driver.capture_of, owner.key):
                     continue
                 events[used] = self.timeline.exact_event(owner)
         block.events = events or None
