@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.workspace.scene import BYTES, SLAB, scene
-from workspace.errors import DriverError
+from workspace.errors import DriverError, SleepError
 from workspace.strategies.caching import Caching
 
 
@@ -65,3 +65,20 @@ def test_dropped_they_race(leak: Callable[[Any, Any], None], monkeypatch: pytest
     """The control."""
     monkeypatch.setattr(Caching, "keep", lambda strategy, homes: None)
     assert ends(False, leak)[0] == "UNSAFE"
+
+
+@CASES
+@pytest.mark.parametrize("awaited", [True, False])
+def test_they_go_once_the_host_has_seen_the_uses(leak: Callable[[Any, Any], None], awaited: bool) -> None:
+    """After a synchronisation nothing is on loan, so that the workspace may sleep."""
+    _, ws = ends(True, leak)
+    if awaited:
+        ws.synchronize()
+        assert ws.snapshot().allocated == 0 and not ws.strategy_object.untold
+        ws.sleep()
+        ws.wake()
+    else:
+        with pytest.raises(SleepError, match="bytes are on loan"):
+            ws.sleep()
+        assert ws.trim() == 0 and ws.snapshot().allocated == SLAB
+    ws.close()

@@ -32,7 +32,7 @@ class Caching:
         self.allocated = 0
         self.elided = 0
         self.recorded = 0
-        self.untold: list[Homes] = []
+        self.untold: list[tuple[Homes, int, Uses]] = []
         self._counted: Caching = self
         self._lanes = Lanes(timeline, None)
 
@@ -75,8 +75,20 @@ class Caching:
 
     def keep(self, homes: Homes) -> None:
         """Hold tensors whose last uses the allocator could not be told of: dropped, they would go to their home streams
-        while another reads them. They stay allocated until the strategy closes."""
-        self.untold.append(homes)
+        while another reads them. They stay allocated until the host has seen all that was enqueued up to now."""
+        nbytes = sum(tensor.numel() * tensor.element_size() for tensor, _ in homes.values())
+        timeline = self.timeline
+        epochs = timeline.clocks.epoch.items()
+        uses = {used: epoch for used, epoch in epochs if timeline.stream_of(used).capture is None}
+        self.untold.append((homes, nbytes, uses))
+
+    def _drop_untold(self) -> None:
+        host, everything, self.untold = self.timeline.clocks.host, self.untold, []
+        for homes, nbytes, uses in everything:
+            if all(host.get(used, 0) >= epoch for used, epoch in uses.items()):
+                self._counted.allocated -= nbytes
+            else:
+                self.untold.append((homes, nbytes, uses))
 
     def unordered(self, home: Stream, uses: Uses) -> list[Stream]:
         """Streams whose uses do not precede the home stream's next work."""
@@ -104,10 +116,12 @@ class Caching:
         return CapturedCaching(self)
 
     def trim(self) -> int:
+        self._drop_untold()
         self.timeline.call(self.timeline.driver.trim)
         return 0
 
     def held(self) -> Held:
+        self._drop_untold()
         return Held(allocated=self.allocated)
 
     def close(self) -> None:
