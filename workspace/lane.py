@@ -282,6 +282,9 @@ class LaneSource:
     def give_up(self, slab: Slab) -> bool:
         return False
 
+    def reclaim(self) -> None:
+        """Nothing was given up."""
+
     @staticmethod
     def _over(region: Block) -> Slab:
         outer = region.slab

@@ -276,6 +276,8 @@ class Pool:
                 slab.first.state = GONE
                 self.slabs.remove(slab)
                 given.append(nbytes)
+        if given:
+            self.source.reclaim()
         return given
 
     def gather(self, nbytes: int, usable: Callable[[Block], bool] = lambda block: True) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from workspace.errors import CapacityError, CaptureError, GraphError, SleepError
+from workspace.errors import CaptureError, GraphError, SleepError, WorkspaceError
 from workspace.explain import call_site
 from workspace.holding import Footprint
 from workspace.lazy import LazyLease
@@ -37,11 +37,11 @@ class Sleeper(Protocol):
     def sleep(self) -> int:
         """Give back the memory of all slabs that no graph and no tensor keeps; returns the bytes.
 
-        The device is idle.
+        The device is idle. Where it fails, the next call gives back what is left.
         """
 
     def wake(self) -> int:
-        """Take as much again; returns the bytes. Raises `CapacityError`, with everything given back."""
+        """Take as much again; returns the bytes. Raises `CapacityError`; `sleep` then gives back what it has taken."""
 
 
 def put_to_sleep(workspaces: list[Workspace]) -> int:
@@ -50,8 +50,13 @@ def put_to_sleep(workspaces: list[Workspace]) -> int:
     with timeline.lock:
         timeline.ready()
         timeline.settle_releases()
-        awake = [ws for ws in workspaces if not ws.closed and not ws.asleep]
+        # Those that are asleep and hold memory still: a sleep has failed half-way, or somebody viewed a slab then.
+        awake = [ws for ws in workspaces if not ws.closed and not (ws.asleep and not _holds_memory(ws))]
         return _put_to_sleep(awake, timeline) if awake else 0
+
+
+def _holds_memory(ws: Workspace) -> bool:
+    return isinstance(ws.strategy_object, Sleeper) and bool(ws.strategy_object.held().slabs)
 
 
 def _put_to_sleep(workspaces: list[Workspace], timeline: Timeline) -> int:
@@ -69,17 +74,20 @@ def _put_to_sleep(workspaces: list[Workspace], timeline: Timeline) -> int:
     if doomed:
         timeline.call(timeline.driver.settle)
         timeline.settle_releases()
-    given = 0
     for ws in workspaces:
-        ws.asleep_since = site
+        # Before the memory goes: of what a failure leaves half-way nothing is lent, and another sleep() gives the rest.
+        ws.asleep_since = ws.asleep_since or site
         for pins in _pins(ws):
             pins.sleeping[id(ws.provider)] = f"{ws!r} (since {site})"
         for one in _sharing(ws):
             one.forget_requests()
-        if isinstance(ws.strategy_object, Sleeper):
-            given += ws.strategy_object.sleep()
+    given = _give_back(workspaces)
     timeline.call(timeline.driver.trim)
     return given
+
+
+def _give_back(workspaces: list[Workspace]) -> int:
+    return sum(ws.strategy_object.sleep() for ws in workspaces if isinstance(ws.strategy_object, Sleeper))
 
 
 def wake_up(workspaces: list[Workspace]) -> int:
@@ -94,23 +102,28 @@ def wake_up(workspaces: list[Workspace]) -> int:
 
 
 def _wake_up(workspaces: list[Workspace]) -> int:
-    taken = 0
-    woken: list[Sleeper] = []
     try:
-        for ws in workspaces:
-            if isinstance(ws.strategy_object, Sleeper):
-                taken += ws.strategy_object.wake()
-                woken.append(ws.strategy_object)
-    except CapacityError:
-        for strategy in woken:
-            strategy.sleep()
-        workspaces[0].driver.trim()
+        taken = sum(ws.strategy_object.wake() for ws in workspaces if isinstance(ws.strategy_object, Sleeper))
+    except BaseException as error:  # an interrupt, too: it sleeps on, and holds nothing of what was taken
+        try:
+            _lie_down(workspaces)
+        except WorkspaceError as again:
+            error.add_note(f"giving back what was taken failed, too: {again}")
         raise
     for ws in workspaces:
         ws.asleep_since = ""
         for pins in _pins(ws):
             pins.sleeping.pop(id(ws.provider), None)
     return taken
+
+
+def _lie_down(workspaces: list[Workspace]) -> None:
+    """After a wake that has failed. What is left of it the next sleep() gives back."""
+    timeline = workspaces[0].timeline
+    timeline.synchronize()
+    _give_back(workspaces)
+    if not timeline.captures:
+        timeline.call(timeline.driver.trim)
 
 
 def _sharing(ws: Workspace) -> Iterable[Workspace]:

@@ -36,6 +36,9 @@ class Source(Protocol):
     def give_up(self, slab: Slab) -> bool:
         """Give an idle slab back. False (nothing done) when its last uses cannot be seen complete now."""
 
+    def reclaim(self) -> None:
+        """After slabs were given up: let their memory go as far as nobody views it."""
+
 
 class DriverSource:
     """Slabs as ordinary allocations of the framework's allocator, made outside captures.
@@ -108,10 +111,12 @@ class DriverSource:
         self.retired[serial] = (nbytes, owners)
         weakref.finalize(buffer, _unretire, self.timeline.later, self.retired, serial)
         del slab.buffer, buffer
+        return True
+
+    def reclaim(self) -> None:
         if self.restorable:
             self.timeline.call(self.timeline.driver.reclaim)
         self.timeline.drain()
-        return True
 
     def pinned(self) -> tuple[str, ...]:
         """Owners of the views that keep memory."""
@@ -123,34 +128,26 @@ class DriverSource:
 
         The device must be idle.
         """
-        viewed: set[str] = set()
+        owners = [pinned_owners(slab) for slab in slabs]
+        self.viewed = tuple(sorted({owner for some in owners for owner in some}))
         given = 0
-        for slab in slabs:
-            owners = pinned_owners(slab)
-            viewed.update(owners)
-            if not owners:
+        for slab, some in zip(slabs, owners, strict=True):
+            if not some and slab.has_memory():
                 _mapping(slab).unmap()
+                self.held -= slab.buffer.nbytes  # one by one: the next may fail
                 given += slab.buffer.nbytes
-        self.viewed = tuple(sorted(viewed))
-        self.held -= given
         return given
 
     def remap(self, slabs: list[Slab]) -> int:
-        """Put memory behind slabs again; returns the bytes. Raises `CapacityError`, with all as it was."""
-        taken: list[Slab] = []
-        try:
-            for slab in slabs:
-                if not _mapping(slab).mapped:
-                    _mapping(slab).remap()
-                    taken.append(slab)
-        except CapacityError:
-            for slab in taken:
-                _mapping(slab).unmap()
-            raise
+        """Put memory behind slabs again; returns the bytes. Where it fails, those before have theirs."""
+        taken = 0
+        for slab in slabs:
+            if not slab.has_memory():
+                _mapping(slab).remap()
+                self.held += slab.buffer.nbytes
+                taken += slab.buffer.nbytes
         self.viewed = ()
-        nbytes = sum(slab.buffer.nbytes for slab in taken)
-        self.held += nbytes
-        return nbytes
+        return taken
 
     def release_cached(self) -> None:
         if not self.timeline.captures:

@@ -595,7 +595,8 @@ class Workspace:
         must not be replayed while the workspace sleeps.
 
         An owner that shares its workspace's strategy puts that workspace to sleep; owners with strategies of their own
-        sleep with their workspace.
+        sleep with their workspace. Where the device fails half-way, the workspace is asleep with what memory is left,
+        which another `sleep` gives back.
 
         Raises
         ------
@@ -616,7 +617,7 @@ class Workspace:
         Raises
         ------
         CapacityError
-            The device has not got as much (`OutOfMemory`); the workspace sleeps on.
+            The device has not got as much (`OutOfMemory`); the workspace sleeps on, as after any other failure.
         CaptureError
             The current stream captures.
         """

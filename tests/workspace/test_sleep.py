@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import itertools
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -15,8 +17,10 @@ import workspace
 from tests.workspace.bookkeeping import check_books
 from tests.workspace.scene import BYTES, MIB, OTHER, host, scene
 from workspace import Workspace, spec
-from workspace.errors import CaptureError, GraphError, OutOfMemory, SleepError, WorkspaceError
+from workspace.errors import CaptureError, DriverError, GraphError, OutOfMemory, SleepError, WorkspaceError
 from workspace.simulated import Device
+from workspace.simulated.mapping import Mapping
+from workspace.source import DriverSource
 
 POOLED = ["event_fenced", "per_stream"]
 EVERY = ["caching", *POOLED, "upstream", "unfenced"]
@@ -446,3 +450,145 @@ def test_a_request_that_was_forgotten_is_refused_in_it(strategy: str, monkeypatc
     for enter in every():
         with pytest.raises(workspace.WorkspaceError, match="is closed"):
             enter()
+
+
+# -- what fails half-way -------------------------------------------------------------------------------------------
+
+
+def _failing_at(patch: pytest.MonkeyPatch, where: Any, verb: str, turn: int, kind: type[BaseException]) -> None:
+    """Have one call of a verb raise, the first being 1."""
+    calls, inner = itertools.count(1), getattr(where, verb)
+
+    def called(*arguments: Any, **named: Any) -> Any:
+        if next(calls) == turn:
+            raise kind("out of order")
+        return inner(*arguments, **named)
+
+    patch.setattr(where, verb, called)
+
+
+THREE = [workspace.Layout(name, x=spec("N", dtype=torch.uint8)) for name in "abc"]
+
+
+def _lease_all(ws: Workspace) -> None:
+    """Of three sizes at a time, twice: each fills a slab of its own."""
+    for _ in range(2):
+        leases = [ws.acquire(layout, N=2 * place * MIB) for place, layout in enumerate(THREE, 1)]
+        for lease in leases:
+            lease.x.fill_(1)
+            lease.release()
+
+
+def _three_slabs(strategy: str, restorable: bool, **settings: Any) -> tuple[Device, Workspace, int]:
+    device, ws = host(strategy, restorable=restorable, allow_unsafe=True, **settings)
+    _lease_all(ws)
+    assert len(ws.snapshot().slabs) == 3
+    return device, ws, ws.snapshot().reserved
+
+
+def _is_asleep(device: Device, ws: Workspace) -> None:
+    """It lends nothing, not even what has memory still."""
+    assert ws.asleep and ws.snapshot().asleep
+    for nbytes in (MIB, 2 * MIB, 64 * MIB):
+        with pytest.raises(SleepError):
+            ws.acquire(BYTES, N=nbytes)
+
+
+def _is_as_before(device: Device, ws: Workspace, held: int) -> None:
+    assert ws.snapshot().reserved == held == sum(ws.snapshot().slabs)
+    _lease_all(ws)
+    assert ws.snapshot().reserved == held
+    assert ws.sleep() == held and ws.snapshot().reserved == 0
+    ws.close()
+    device.empty_cache()
+    assert device.memory.used == 0
+
+
+@KEPT
+@pytest.mark.parametrize("kind", [DriverError, KeyboardInterrupt, OutOfMemory])
+@pytest.mark.parametrize("strategy", [*POOLED, "unfenced"])
+def test_a_wake_that_fails_half_way_takes_nothing(
+    strategy: str, restorable: bool, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the failure is: it sleeps on, holds nothing, and the next wake takes what was there, once."""
+    for turn in (1, 2, 3):
+        device, ws, held = _three_slabs(strategy, restorable)
+        ws.sleep()
+        with monkeypatch.context() as patch:
+            _failing_at(patch, *((Mapping, "remap") if restorable else (ws.driver, "alloc")), turn, kind)
+            with pytest.raises(kind, match="out of order"):
+                ws.wake()
+        _is_asleep(device, ws)
+        assert ws.snapshot().reserved == 0 == device.memory.used and not ws.snapshot().slabs
+        assert ws.sleep() == 0 and ws.wake() == held
+        _is_as_before(device, ws, held)
+
+
+@KEPT
+@pytest.mark.parametrize("kind", [DriverError, KeyboardInterrupt])
+@pytest.mark.parametrize("strategy", [*POOLED, "unfenced"])
+@pytest.mark.parametrize("again", [True, False], ids=["sleeps again", "wakes"])
+def test_a_sleep_that_fails_half_way_is_asleep(
+    strategy: str, restorable: bool, kind: type[BaseException], again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what has memory still nothing is lent; another sleep gives the rest, and a wake takes what was given."""
+    for turn in (1, 2, 3):
+        device, ws, held = _three_slabs(strategy, restorable)
+        with monkeypatch.context() as patch:
+            _failing_at(patch, *((Mapping, "unmap") if restorable else (DriverSource, "give_up")), turn, kind)
+            with pytest.raises(kind, match="out of order"):
+                ws.sleep()
+        _is_asleep(device, ws)
+        left = ws.snapshot().reserved
+        assert (left == held) == (turn == 1) and left > 0
+        if again:
+            assert ws.sleep() == left and ws.snapshot().reserved == 0 == device.memory.used
+            assert ws.wake() == held
+        else:
+            assert ws.wake() == held - left
+        _is_as_before(device, ws, held)
+
+
+@KEPT
+@pytest.mark.parametrize("strategy", [*POOLED, "unfenced"])
+@pytest.mark.parametrize("verb", ["trim", "reclaim"])
+def test_a_device_that_keeps_what_was_given_is_asked_again(
+    strategy: str, restorable: bool, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slabs are gone when the device fails to take their memory: no slab is given twice, and none is lost."""
+    device, ws, held = _three_slabs(strategy, restorable)
+    with monkeypatch.context() as patch:
+        _failing_at(patch, ws.driver, verb, 1, DriverError)
+        with contextlib.suppress(DriverError):
+            ws.sleep()
+    _is_asleep(device, ws)
+    assert ws.sleep() == 0 == ws.snapshot().reserved and ws.wake() == held
+    _is_as_before(device, ws, held)
+
+
+@KEPT
+def test_an_owner_that_cannot_wake_keeps_its_workspace_asleep(
+    restorable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them or none, whatever the failure is, also where to give back fails, too."""
+    device, ws = host(restorable=restorable, owners={"draft": "per_stream"})
+    draft = ws.owner("draft")
+    for one in (ws, draft):
+        used(one)
+    held = ws.sleep()
+    for twice in (False, True):
+        with monkeypatch.context() as patch:
+            _failing_at(patch, *((Mapping, "remap") if restorable else (ws.driver, "alloc")), 2, KeyboardInterrupt)
+            if twice:
+                _failing_at(patch, ws.driver, "synchronize", 1, DriverError)
+            with pytest.raises(KeyboardInterrupt) as raised:
+                ws.wake()
+        for one in (ws, draft):
+            _is_asleep(device, one)
+        assert bool(device.memory.used) == twice == bool(getattr(raised.value, "__notes__", ()))
+    ws.sleep()
+    assert device.memory.used == 0
+    assert ws.wake() == held
+    for one in (ws, draft):
+        used(one)
+    assert ws.snapshot().reserved + draft.snapshot().reserved == held

@@ -317,23 +317,20 @@ class Pooled:
         if isinstance(self.source, DriverSource) and self.source.restorable:
             return self.source.unmap(self.pool.slabs)
         before = list(self.pool.slabs)
-        given = self.pool.give_up_idle()
-        self._asleep = [slab.nbytes for slab in before if slab not in self.pool.slabs]
-        return given
+        try:
+            return self.pool.give_up_idle()
+        finally:
+            self._asleep[:0] = [slab.nbytes for slab in before if slab not in self.pool.slabs]
 
     def wake(self) -> int:
         if isinstance(self.source, DriverSource) and self.source.restorable:
             return self.source.remap(self.pool.slabs)
-        stream = self.timeline.current()
-        try:
-            for nbytes in self._asleep:
-                slab = self.source.obtain(nbytes, stream)
-                slab.first.home = self.home(stream)
-                self.pool.adopt([slab])
-        except CapacityError:
-            self.pool.give_up_idle()
-            raise
-        taken, self._asleep = sum(self._asleep), []
+        stream, taken = self.timeline.current(), 0
+        while self._asleep:
+            slab = self.source.obtain(self._asleep[0], stream)
+            slab.first.home = self.home(stream)
+            self.pool.adopt([slab])
+            taken += self._asleep.pop(0)
         return taken
 
     def held(self) -> Held:

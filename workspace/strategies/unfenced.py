@@ -155,28 +155,24 @@ class Unfenced:
     def sleep(self) -> int:
         self._watch_views()
         self._forget_views()
-        slabs = list(self._places.values())
         if self.source.restorable:
-            return self.source.unmap(slabs)
-        self._asleep = {name: slab.nbytes for name, slab in self._places.items()}
-        for slab in slabs:
-            self.source.give_up(slab)
-        self._places = {}
-        return sum(self._asleep.values())
+            return self.source.unmap(list(self._places.values()))
+        given = 0
+        for name, slab in list(self._places.items()):
+            if self.source.give_up(slab):
+                del self._places[name]
+                self._asleep[name] = slab.nbytes
+                given += slab.nbytes
+        self.source.reclaim()
+        return given
 
     def wake(self) -> int:
         if self.source.restorable:
             return self.source.remap(list(self._places.values()))
-        stream = self.timeline.current()
-        try:
-            for name, nbytes in self._asleep.items():
-                self._places[name] = self.source.obtain(nbytes, stream)
-        except CapacityError:
-            for slab in self._places.values():
-                self.source.give_up(slab)
-            self._places = {}
-            raise
-        taken, self._asleep = sum(self._asleep.values()), {}
+        stream, taken = self.timeline.current(), 0
+        for name, nbytes in list(self._asleep.items()):
+            self._places[name] = self.source.obtain(nbytes, stream)
+            taken += self._asleep.pop(name)
         return taken
 
     def held(self) -> Held:
