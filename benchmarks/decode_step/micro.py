@@ -125,16 +125,22 @@ def fence() -> dict[str, Any]:
             driver.record(event, stream.key)
             driver.wait(event, waiter.key)
 
+    def switch() -> None:  # which each of the others holds, so that the parts hold it twice
+        driver.set_stream(other.key)
+        driver.set_stream(one.key)
+
     before = timeline.fences
     with ws.on(one):
-        us = _batches({"fenced": fenced, "unfenced": unfenced, "record and wait": calls}, 100)
+        us = _batches({"fenced": fenced, "unfenced": unfenced, "record and wait": calls, "switch": switch}, 100)
         driver.set_stream(one.key)
     made = timeline.fences - before
     halves = {name: [value / 2 for value in values] for name, values in us.items()}
     sums = [a + b for a, b in zip(halves["unfenced"], halves["record and wait"], strict=True)]
+    once = [both - switched for both, switched in zip(sums, halves["switch"], strict=True)]
     driver.free_event(event)
     ws.close()
-    return {"fences": made} | _found(halves, over_its_parts=_ratio(halves["fenced"], sums))
+    ratios = {"over_its_parts": _ratio(halves["fenced"], sums), "switched_once": _ratio(halves["fenced"], once)}
+    return {"fences": made} | _found(halves, **ratios)
 
 
 def fork() -> dict[str, Any]:

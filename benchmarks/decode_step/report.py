@@ -62,6 +62,7 @@ def _micro(found: dict[str, Any]) -> list[str]:
         )
     rows += [
         (f"a fenced acquire over its parts ({fence['fences']:,} fences)", fence["over_its_parts"], fence["us"]),
+        ("the same, the switch of streams that each holds counted once", fence["switched_once"], fence["us"]),
         ("fork and join of three branches over the usual idiom", fork["over_idiom"], fork["us"]),
         (f"replay of a graph of {replay['segments']} segments over its raw replays", replay["over_raw"], replay["us"]),
     ]
