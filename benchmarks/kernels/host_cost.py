@@ -1,8 +1,8 @@
 """What a call of each op costs the host at 2 rows, as the model calls it: ``python -m benchmarks.kernels.host_cost``.
 
 Finely interleaved in one process, so that only ratios count. The bare launch is an empty kernel through a boxed op of
-one tensor (csrc/bench/boxed.cpp). The returning form allocates outs and scratch by `torch.empty`; slots of a lease of
-`upstream`, given as outs, are filled one by one.
+one tensor (csrc/bench/boxed.cpp). The returning form allocates outs and scratch by PyTorch's allocator; slots of a
+lease of `upstream`, given as outs, are filled one by one.
 """
 
 from __future__ import annotations

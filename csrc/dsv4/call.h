@@ -64,10 +64,14 @@ struct LaunchFailed : std::exception {
   const char* what() const noexcept override { return text.c_str(); }
 };
 
+// The device of the call that runs.
+inline thread_local int device_of_call = 0;
+
 // Makes a device current, and the former one again.
 class OnDevice {
  public:
   explicit OnDevice(int device) {
+    device_of_call = device;
     cudaGetDevice(&former_);
     if (former_ != device)
       cudaSetDevice(device);

@@ -13,11 +13,7 @@ constexpr int ceil_div(int64_t value, int64_t by) { return static_cast<int>((val
 
 constexpr int kDevices = 64;
 
-inline int current_device() {
-  int device = 0;
-  cudaGetDevice(&device);
-  return device;
-}
+inline int current_device() { return device_of_call; }
 
 // Whether the current device is of sm_90 or newer.
 inline bool is_hopper() {

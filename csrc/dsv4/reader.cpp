@@ -44,14 +44,19 @@ std::string shape_of(const Operand& one) {
   return text + "]";
 }
 
-// One past the last byte; equal to the address when there are no elements.
-uintptr_t end_of(const Operand& one) {
+// First byte, and one past the last; nowhere when there are no elements.
+struct Span {
+  uintptr_t start = 0, end = 0;
+};
+
+Span span_of(const Operand& one) {
+  const auto start = reinterpret_cast<uintptr_t>(one.address);
   int64_t last = 0;
   for (int i = 0; i < one.dims; ++i) {
-    if (one.size[i] == 0) return reinterpret_cast<uintptr_t>(one.address);
+    if (one.size[i] == 0) return {};
     last += (one.size[i] - 1) * one.stride[i];
   }
-  return reinterpret_cast<uintptr_t>(one.address) + (last + 1) * bytes_of(one.dtype);
+  return {start, start + (last + 1) * bytes_of(one.dtype)};
 }
 
 }  // namespace
@@ -99,13 +104,12 @@ void Reader::contiguous(const char* name, const Operand& one, int dims) const {
 }
 
 void Reader::done() const {
+  Span spans[kMaxTensors];
+  for (int i = 0; i < call_.tensors; ++i) spans[i] = call_.tensor[i].given ? span_of(call_.tensor[i]) : Span();
   for (int i = 0; i < call_.tensors; ++i) {
     if (!(written_ >> i & 1)) continue;
-    const uintptr_t start = reinterpret_cast<uintptr_t>(call_.tensor[i].address), end = end_of(call_.tensor[i]);
     for (int j = 0; j < call_.tensors; ++j) {
-      const Operand& other = call_.tensor[j];
-      if (j == i || !other.given) continue;
-      if (start < end_of(other) && reinterpret_cast<uintptr_t>(other.address) < end) {
+      if (j != i && spans[i].start < spans[j].end && spans[j].start < spans[i].end) {
         refuse(names_[i], std::string("shares bytes with ") + names_[j], "pass other memory");
       }
     }

@@ -73,8 +73,9 @@ class Reader {
   [[noreturn]] void refuse(const std::string& name, const std::string& problem, const std::string& remedy) const {
     throw Refused(name + " of " + call_.op + " " + problem, remedy);
   }
-  // What a kernel needs of a number.
-  void require(bool holds, const std::string& name, const std::string& problem, const std::string& remedy) const {
+  // What a kernel needs of a number. Texts become strings only when they are told.
+  template <class Name, class Problem, class Remedy>
+  void require(bool holds, const Name& name, const Problem& problem, const Remedy& remedy) const {
     if (!holds) refuse(name, problem, remedy);
   }
   cudaStream_t stream() const { return call_.stream; }

@@ -53,6 +53,11 @@ class Argument:
         """Axes that bind a dim, with its name."""
         return tuple((axis, dim) for axis, dim in enumerate(self.shape) if isinstance(dim, str) and dim.isidentifier())
 
+    @property
+    def text(self) -> str:
+        """The shape as messages say it."""
+        return f"[{', '.join(map(str, self.shape))}]"
+
     def dtypes(self, like: torch.dtype | None) -> tuple[torch.dtype, ...]:
         """The dtypes allowed where activations are `like`."""
         if isinstance(self.dtype, torch.dtype):

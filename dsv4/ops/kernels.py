@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -41,6 +42,9 @@ FAST: Mapping[str, Callable[..., bool]] = {}
 _EXCHANGE = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 if _EXTENSION is not None and _EXCHANGE is not None:
     FAST = _EXTENSION.bind(torch.Tensor, _EXCHANGE, OpError)
+
+RETURNING: Callable[..., Callable[..., Any] | None] | None = getattr(_EXTENSION, "returning", None) if FAST else None
+"""Makes the C function that allocates an op's outs and launches; see ``csrc/dsv4/returned.h``."""
 
 dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 """How many dispatch modes are active: fake tensors, tracing, whoever wants to see every op."""

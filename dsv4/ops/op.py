@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from dsv4.ops import kernels
 from dsv4.ops.argument import ANY, LIKE, Argument
+from dsv4.ops.checks import Checks
 from dsv4.ops.errors import OpError
 from dsv4.ops.kernels import dispatch_modes, function_modes
 from dsv4.ops.results import Results
@@ -17,11 +17,10 @@ from workspace import Layout, Slot, TensorSpec
 from workspace.errors import LayoutError
 
 is_compiling = torch.compiler.is_compiling
+is_traced = torch.compiler.is_dynamo_compiling
+"""A constant, at half the cost; an export besides has modes."""
 
 LIBRARY = torch.library.Library("dsv4", "FRAGMENT")
-
-KINDS_KEPT = 1024
-"""Combinations of shapes and dtypes that an op remembers as sound."""
 
 
 class Op:
@@ -76,10 +75,12 @@ class Op:
         self._places = [(names.index(name), name, one) for name, one in self.inputs.items()]
         self._scalars = names[:given]
         self._arguments = self.inputs | self.outs | self.scratch
-        self._sound: set[tuple[Any, ...]] = set()
+        self._check = Checks(self.name, self._arguments)
         self._fast = kernels.FAST.get(self.name)
         self._count = len(self.outs)
         self._results = Results(self._places, self.outs | self.scratch)
+        self._told = bool(self.outs) and not self._results.untold
+        self._returned = self._in_one_call()
 
     def __repr__(self) -> str:
         return f"<op {self.overload._schema}>"
@@ -104,8 +105,10 @@ class Op:
 
     # -- call ------------------------------------------------------------------------------------------------
     def __call__(self, *inputs: Any, out: Any = None, scratch: Any = None) -> Any:
+        if out is None and scratch is None and self._told:
+            return self.returning(*inputs)
         fast = self._fast
-        if fast is None or is_compiling() or dispatch_modes() or function_modes():
+        if fast is None or is_traced() or dispatch_modes() or function_modes():
             return self._dispatched(inputs, out, scratch)
         outs = out if type(out) is tuple else _listed(out)
         parts = () if scratch is None else scratch if type(scratch) is tuple else _listed(scratch)
@@ -115,8 +118,6 @@ class Op:
         if Slot in map(type, outs + parts):
             # It knows nothing of them: what they stand for is allocated, as the returning form would.
             return self(*inputs, out=_tensors(outs), scratch=_tensors(parts))
-        if self.outs and not outs and not parts and not self._results.untold:
-            return self.returning(*inputs)
         return self._dispatched(inputs, outs or None, parts or None)
 
     def returning(self, *inputs: Any, **dims: Any) -> Any:
@@ -131,8 +132,26 @@ class Op:
         --------
         >>> q = insert.returning(q, kv, cache, slots, positions, cos_sin, eps, 64, 1, P=64)    # doctest: +SKIP
         """
+        returned = self._returned
+        if returned is None or is_traced():
+            return self._allocated(inputs, dims)
+        found = returned(inputs, dims)
+        return self._allocated(inputs, dims) if found is None else found
+
+    def _in_one_call(self) -> Callable[..., Any] | None:
+        """The returning form in C: None as long as the call is not its own."""
+        if kernels.RETURNING is None or self._fast is None or not self.outs:
+            return None
+        one = self._results
+        return kernels.RETURNING(
+            self.name, len(self._scalars), one.told, one.like, tuple(one.untold), self._count, one, torch.dtype
+        )
+
+    def _allocated(self, inputs: tuple[Any, ...], dims: Mapping[str, Any]) -> Any:
+        """The returning form step by step."""
         try:
-            made = self._results(inputs, dims)
+            traced = is_compiling() or dispatch_modes()
+            made = self._results.traced(inputs, dims) if traced else self._results(inputs, dims)
         except (AttributeError, IndexError, KeyError) as error:
             if isinstance(error, KeyError):
                 names = ", ".join(sorted(self.untold)) or "none"
@@ -171,7 +190,7 @@ class Op:
             self._place(one, argument, like, dims, device)
             for one, argument in zip(wanted, (*self.outs.values(), *self.scratch.values()), strict=True)
         ]
-        self._check(given, tensors, like, dims, device)
+        self._check(given, dict(zip((*self.outs, *self.scratch), tensors, strict=True)), like, dims, device)
         if dims.get("T") != 0:
             self.overload(*inputs, *tensors)
         kept = [one.fill(tensor) if type(one) is Slot else tensor for one, tensor in zip(wanted, tensors, strict=True)]
@@ -208,7 +227,7 @@ class Op:
                 like = value.dtype
             if one.shape != ANY and len(value.shape) != len(one.shape):
                 raise OpError(
-                    f"{name} of {self.name} has shape {tuple(value.shape)}", f"it takes {_text(one.shape)}", name=name
+                    f"{name} of {self.name} has shape {tuple(value.shape)}", f"it takes {one.text}", name=name
                 )
             for axis, dim in one.names:
                 dims.setdefault(dim, value.shape[axis])
@@ -226,75 +245,9 @@ class Op:
             shape, _ = argument.spec(like, dims).resolve({})
         except LayoutError as error:
             raise OpError(
-                f"{self.name} cannot tell the shape {_text(argument.shape)} from its inputs", "pass it as out="
+                f"{self.name} cannot tell the shape {argument.text} from its inputs", "pass it as out="
             ) from error
         return torch.empty(shape, dtype=argument.dtypes(like)[0], device=device)
-
-    def _check(
-        self,
-        given: Mapping[str, Any],
-        tensors: Sequence[torch.Tensor],
-        like: torch.dtype | None,
-        dims: Mapping[str, int],
-        device: torch.device,
-    ) -> None:
-        written = dict(zip((*self.outs, *self.scratch), tensors, strict=True))
-        every = {name: one for name, one in {**given, **written}.items() if one is not None}
-        # Only looked at, never computed with: no mode need see it.
-        with torch._C.DisableTorchFunction():
-            kinds = tuple((name, one.shape, one.dtype, one.device, one.is_contiguous()) for name, one in every.items())
-            if torch.compiler.is_compiling() or kinds not in self._sound:
-                for name, tensor in every.items():
-                    self._check_one(name, self._arguments[name], tensor, like, dims, device)
-                    if name in written and not tensor.is_contiguous():
-                        raise OpError(
-                            f"{name} of {self.name} is not contiguous", "pass whole rows of a contiguous tensor"
-                        )
-                self._remember(kinds)
-            self._check_apart(written, every)
-
-    def _remember(self, kinds: tuple[Any, ...]) -> None:
-        """Arguments of these kinds, which have passed, need not be looked at again."""
-        if torch.compiler.is_compiling():
-            return
-        if len(self._sound) >= KINDS_KEPT:
-            self._sound.clear()
-        self._sound.add(kinds)
-
-    def _check_apart(self, written: Mapping[str, torch.Tensor], every: Mapping[str, torch.Tensor]) -> None:
-        """Torch's own check cannot see two storages over the same bytes."""
-        if torch.compiler.is_compiling() or any(isinstance(one, FakeTensor) for one in every.values()):
-            return
-        spans = {name: _span(one) for name, one in every.items() if one.numel()}
-        for name in written:
-            start, after = spans.get(name, (0, 0))
-            for other, (begin, end) in spans.items():
-                if start < end and begin < after and other != name:
-                    raise OpError(f"{name} of {self.name} shares bytes with {other}", "pass other memory", name=name)
-
-    def _check_one(
-        self,
-        name: str,
-        argument: Argument,
-        tensor: torch.Tensor,
-        like: torch.dtype | None,
-        dims: Mapping[str, int],
-        device: torch.device,
-    ) -> None:
-        if tensor.dtype not in argument.dtypes(like):
-            allowed = ", ".join(str(one).removeprefix("torch.") for one in argument.dtypes(like))
-            raise OpError(f"{name} of {self.name} is {tensor.dtype}", f"it takes {allowed}", name=name)
-        if tensor.device != device:
-            raise OpError(f"{name} of {self.name} is on {tensor.device}", f"the op runs on {device}", name=name)
-        if argument.shape == ANY:
-            return
-        shape, _ = TensorSpec(argument.shape, tensor.dtype).resolve(dims)
-        if tuple(tensor.shape) != shape:
-            raise OpError(
-                f"{name} of {self.name} has shape {tuple(tensor.shape)}",
-                f"{_text(argument.shape)} is {shape} here",
-                name=name,
-            )
 
 
 def _listed(given: Any) -> tuple[Any, ...]:
@@ -310,15 +263,3 @@ def _tensors(given: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _writes_only(*_: Any) -> None:
     """Nothing to predict: every out is given."""
-
-
-def _text(shape: tuple[int | str, ...]) -> str:
-    return f"[{', '.join(map(str, shape))}]"
-
-
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    start = tensor.data_ptr()
-    if tensor.is_contiguous():
-        return start, start + tensor.nbytes
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return start, start + (last + 1) * tensor.element_size()

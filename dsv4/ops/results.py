@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,10 @@ class Results:
 
     Attributes
     ----------
+    told
+        Place and axis of each size that decides.
+    like
+        Place of the input whose dtype does.
     untold
         Dims of what is wanted that no input has; "dtype", too, where one has the activations' and no input does.
     """
@@ -41,24 +45,40 @@ class Results:
             for axis, dim in one.names:
                 if dim in names:
                     told.setdefault(dim, (place, axis))
-        self._dims, self._sizes = tuple(told), tuple(told.values())
+        self._dims, self.told = tuple(told), tuple(told.values())
         activations = [place for place, one in always if one.dtype == LIKE]
         # An out has the activations' dtype, or one that depends on it.
         missing = not activations and any(one.dtype in (LIKE, WIDE) for one in self._wanted)
         self.untold = frozenset(names - told.keys()) | ({"dtype"} if missing else set())
-        self._like = activations[0] if activations else always[0][0]
+        self.like = activations[0] if activations else always[0][0]
         self._known: dict[tuple[Any, ...], Known] = {}
+        self._shape = [_function(one.shape, [*self._dims, *sorted(self.untold - {"dtype"})]) for one in self._wanted]
 
     def __call__(self, inputs: Sequence[Any], dims: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
         """New tensors in the order of `wanted`; raises KeyError where what is untold is missing, or more is told."""
-        like = inputs[self._like]
-        key = (like.dtype, *[inputs[place].size(axis) for place, axis in self._sizes], *dims.items())
+        like = inputs[self.like]
+        key = (like.dtype, *[inputs[place].size(axis) for place, axis in self.told], *dims.items())
         known = self._known.get(key)
         if known is None:
             known = self._shapes(key, like.dtype, dims)
         new = like.new_empty
         # A keyword costs as much as the key.
         return tuple([new(shape) if dtype is None else new(shape, dtype=dtype) for shape, dtype in known])
+
+    def traced(self, inputs: Sequence[Any], dims: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
+        """The same where sizes may be symbols, as a compiler's; nothing is remembered."""
+        if dims.keys() != self.untold:
+            raise KeyError(*sorted(self.untold ^ dims.keys()))
+        first = inputs[self.like]
+        like = dims.get("dtype", first.dtype)
+        sizes = [inputs[place].size(axis) for place, axis in self.told]
+        sizes += [dims[name] for name in sorted(self.untold) if name != "dtype"]
+        return tuple(
+            [
+                first.new_empty(shape(*sizes), dtype=one.dtypes(like)[0])
+                for one, shape in zip(self._wanted, self._shape, strict=True)
+            ]
+        )
 
     def _shapes(self, key: tuple[Any, ...], given: torch.dtype, dims: Mapping[str, Any]) -> Known:
         if dims.keys() != self.untold:
@@ -75,3 +95,9 @@ class Results:
             found.append((shape, None if dtype is given else dtype))
         self._known[key] = tuple(found)
         return self._known[key]
+
+
+def _function(shape: tuple[int | str, ...], names: Sequence[str]) -> Callable[..., tuple[int, ...]]:
+    """Sizes of a shape from the values of its names: what an op's own text says, as code."""
+    made: Callable[..., tuple[int, ...]] = eval(f"lambda {', '.join(names)}: ({', '.join(map(str, shape))},)")
+    return made

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from dsv4.ops import OpError
 from tests.dsv4.ops.samples import DIMS, OPS, outs, sample
@@ -65,3 +66,15 @@ def test_wrong_inputs_are_refused_as_in_the_out_form() -> None:
     ):
         with pytest.raises(OpError, match=says):
             OPS["rms_norm"].returning(*inputs)
+
+
+def test_sizes_may_be_symbols() -> None:
+    """A graph traced at one size is right at another; nothing of a symbol is remembered."""
+    op = OPS["q_kv_rmsnorm"]
+    x, *weights, eps = sample(op.name)
+    known = dict(op._results._known)
+    graph = make_fx(lambda *tensors: op.returning(*tensors, eps), tracing_mode="symbolic")(x, *weights)
+    assert op._results._known == known
+    longer = torch.cat([x, 2 * x])
+    wanted = op(longer, *weights, eps)
+    assert all(one.equal(other) for one, other in zip(graph(longer, *weights), wanted, strict=True))
