@@ -259,6 +259,17 @@ def test_an_op_returns_what_the_function_does(bound: Op) -> None:
         bound.returning(*norm(3, asks=REFUSED))
 
 
+def test_compiled_code_has_the_op_instead(bound: Op) -> None:
+    """Whole graphs, which the host's kernel has no part in."""
+    torch.compiler.reset()
+    x, weight, eps = torch.randn(3, 32), torch.ones(32), 1e-6
+    wanted = torch.nn.functional.rms_norm(x, (32,), weight, eps)
+    for call in (bound.returning, bound):
+        run = torch.compile(lambda *inputs, call=call: call(*inputs), backend="eager", fullgraph=True)
+        assert torch.allclose(run(x, weight, eps), wanted, atol=1e-5)
+    torch.compiler.reset()
+
+
 def test_an_extension_that_cannot_is_left_alone(bound: Op, monkeypatch: pytest.MonkeyPatch) -> None:
     """An older one has no such function, a PyTorch without the symbol none to call."""
     monkeypatch.setattr(kernels, "RETURNING", lambda *_: None)
