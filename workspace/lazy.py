@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from workspace.block import Block, Uses
-from workspace.lease import IDLE, PLAIN, Lease, named_type
+from workspace.lease import FULL, IDLE, PLAIN, Lease, named_type
 from workspace.provider import Homes
 from workspace.slot import Slot
-from workspace.streams import Stream
+from workspace.streams import Event, Stream
 
 if TYPE_CHECKING:
     from workspace.layout import Layout
@@ -23,9 +23,13 @@ _modes = torch._C._len_torch_dispatch_stack
 class LazyLease(Lease):
     """A lease whose tensors are slots until an op fills them, or their first use allocates them."""
 
-    __slots__ = ("_homes",)
+    __slots__ = ("_earlier", "_homes", "_made")
 
     _homes: Homes
+    _made: dict[int, tuple[Stream, int, Event | None]] | None
+    """By position, what was allocated where other streams may come to use it: on which stream, at which epoch."""
+    _earlier: list[Homes]
+    """What positions held before, where a graph may use it at each replay."""
 
     # -- acquire ---------------------------------------------------------------------------------------------
     def __enter__(self) -> Lease:
@@ -47,11 +51,20 @@ class LazyLease(Lease):
         return self
 
     def _receive(self, block: Block | None) -> None:
-        self._block = None
+        self._block = self._made = None
         self._homes = {}
         self._tensors = [None] * len(self.request.extents)
+        if self.request.zero:
+            # At once, and where it is acquired: made by one branch they would be zeros to no other.
+            try:
+                self._make(list(range(len(self._tensors))), self.stream)
+            except BaseException:
+                self._state = self._rest
+                self._give_back(self.stamped(self.request.timeline))
+                raise
 
     def _show(self, tensors: list[Any]) -> None:
+        self._made = None
         self._homes = {}
         self._tensors = tensors
 
@@ -62,7 +75,11 @@ class LazyLease(Lease):
         return self._tensors
 
     def covers(self, address: int, tensor: Any) -> bool:
-        return any(tensor is one or _starts(one) == address for one, _ in self._homes.values())
+        return any(tensor is one or _starts(one) == address for homes in self._kept() for one, _ in homes.values())
+
+    def _kept(self) -> list[Homes]:
+        """The tensors by position, and those that the positions held before and graphs use still."""
+        return [self._homes, *getattr(self, "_earlier", ())]
 
     # -- tensors ---------------------------------------------------------------------------------------------
     def allocate(self, *names: str) -> list[Any]:
@@ -76,7 +93,10 @@ class LazyLease(Lease):
             return [self.__getattr__(unknown.args[0])]
         timeline = request.timeline
         with timeline.lock:
-            self._make([position for position in positions if tensors[position] is None], timeline.current())
+            stream = timeline.current()
+            self._make([position for position in positions if tensors[position] is None], stream)
+            for position in positions:
+                self._follow(position, stream)
         found = [tensors[position] for position in positions]
         return [one.tensor() if type(one) is Slot else one for one in found]
 
@@ -92,6 +112,23 @@ class LazyLease(Lease):
             self._make([position], timeline.current())
         return self._tensors[position]  # type: ignore[index]
 
+    def _used(self, position: int) -> None:
+        """The tensor of a position is about to be used on the current stream."""
+        if self._made and self._state > PLAIN:
+            timeline = self.request.timeline
+            with timeline.lock:
+                self._follow(position, timeline.current())
+
+    def _follow(self, position: int, stream: Stream) -> None:
+        """Make a stream's next work come after what the allocator's bytes were used for before they were allocated.
+
+        They are free for the stream they were allocated on. A branch that was forked earlier is not ordered after what
+        that stream has done with them since.
+        """
+        made = self._made.get(position) if self._made and self._state > PLAIN else None
+        if made is not None and made[0] is not stream and made[0].capture is stream.capture:
+            self.request.timeline.follow(*made, stream)
+
     def filled(self, position: int, tensor: Any) -> None:
         """An op's returning form made the tensor, on the current stream."""
         timeline = self.request.timeline
@@ -101,11 +138,16 @@ class LazyLease(Lease):
                 if before is not None:
                     self._replace(position)
                 self._provider.received(self.request, self.request.extents[position].nbytes)
+                if self._made:
+                    self._made.pop(position, None)  # whoever uses what an op made comes after the op
             self._keep(position, tensor, timeline.current())
 
     def _replace(self, position: int) -> None:
         """Give back what a position held: a branch may read it still. What reads the position later reads the new."""
         timeline, before = self.request.timeline, self._homes.pop(position)
+        if self._state == FULL and self.pins:
+            self._earlier = [*self._kept()[1:], {position: before}]
+            return
         if self._state == PLAIN:
             uses = {self.stream.id: timeline.clocks.epoch[self.stream.id]}
         else:
@@ -123,10 +165,23 @@ class LazyLease(Lease):
                 if request.zero:
                     driver = request.timeline.driver
                     request.timeline.call(driver.memset, driver.address_of(tensor), nbytes, 0, stream.key)
+                self._note(position, stream)
                 self._keep(position, tensor, stream)
                 made += nbytes
         finally:
             self._provider.received(request, made)
+
+    def _note(self, position: int, stream: Stream) -> None:
+        """Remember where a tensor was allocated, if others than the acquirer may use it."""
+        if self._state == PLAIN and stream is not self.stream:
+            self._fill()  # a use that is to be declared yet
+        if self._state > PLAIN:
+            timeline = self.request.timeline
+            epoch = timeline.clocks.epoch[stream.id]
+            event = (timeline.exact_events({stream.id: epoch}) or {}).get(stream.id)
+            if self._made is None:
+                self._made = {}
+            self._made[position] = stream, epoch, event
 
     def _keep(self, position: int, tensor: Any, stream: Stream) -> None:
         self._tensors[position] = tensor  # type: ignore[index]
@@ -146,14 +201,29 @@ class LazyLease(Lease):
                 self._state = IDLE
                 self._tensors = None
                 del self.held[self]
-                self._give_back({self.stream.id: timeline.clocks.epoch[self.stream.id]})
+                homes, self._homes = self._homes, {}
+                if homes:
+                    uses = {self.stream.id: timeline.clocks.epoch[self.stream.id]}
+                    self._provider.returned(self.request, homes, uses)
         elif self._state >= PLAIN:
             self._release()
 
     def _give_back(self, uses: Uses) -> None:
-        homes, self._homes = self._homes, {}
-        if homes:
-            self._provider.returned(self.request, homes, uses)
+        everything, self._homes, self._earlier = self._kept(), {}, []
+        failed: BaseException | None = None
+        for homes in everything:
+            try:
+                if homes:
+                    self._provider.returned(self.request, homes, uses)
+            except BaseException as error:  # the others go back all the same
+                failed = failed or error
+        if failed is not None:
+            try:
+                raise failed
+            finally:
+                failed = (
+                    None  # its traceback names this frame, and the frame it: the tensors would wait for the collector
+                )
 
     def _abandon(self) -> None:
         self._give_back(self.stamped(self.request.timeline))
@@ -169,7 +239,11 @@ def _tensor(name: str, position: int) -> Any:
         if self._state < PLAIN:
             raise self._released(name)
         found = self._tensors[position]  # type: ignore[index]
-        return self.slot(position) if found is None else found
+        if found is None:
+            return self.slot(position)
+        if self._made and type(found) is not Slot:
+            self._used(position)
+        return found
 
     def put(self: LazyLease, tensor: Any) -> None:
         self._refuse_replacing(name, get(self), tensor)

@@ -74,7 +74,7 @@ _INLINED: dict[type, str] = {
     Branch: "__init__",
     Held: "acquired_inside forks_around _behind",
     Lease: "forked unforked of _from_another_stream _take",
-    LazyLease: "forked unforked _receive _make _keep _give_back",
+    LazyLease: "forked unforked _receive _make _note _follow _keep _give_back",
     Request: "start positions keep",
     Pool: "largest",
     Explanations: "fence",

@@ -184,7 +184,7 @@ def _left_to_graphs(one: Pinnable) -> int:
     if not isinstance(one, Lease) or not one.released:
         return 0
     if isinstance(one, LazyLease):
-        return sum(one.request.extents[position].nbytes for position in one._homes)
+        return sum(one.request.extents[position].nbytes for homes in one._kept() for position in homes)
     return one._block.nbytes if one._block is not None else 0
 
 

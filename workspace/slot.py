@@ -20,7 +20,9 @@ class Slot:
 
     An op that has a returning form tests its ``out=`` for this type, runs that form and calls `fill`. For everything
     else a slot behaves as the tensor it stands for, which comes into being at the first such use: an attribute, an
-    index, or as an argument of a torch function (``out=`` included).
+    index, or as an argument of a torch function (``out=`` included). Another stream that uses it, by the slot or by the
+    lease, waits for the one it came into being on; a tensor taken from it in one branch is not to be used in another:
+    make what branches share before the fork, ``lease.allocate("x")``.
 
     Attributes
     ----------
@@ -65,10 +67,12 @@ class Slot:
 
     def tensor(self) -> Any:
         """The tensor, allocated now on the current stream if the slot is empty. Contents are unspecified."""
+        lease = self._lease
         if self._tensor is None:
             self._tensor = self._alive().fresh(self._position)
-        elif self._lease is None or self._lease.stream.capture is None:
-            self._alive()  # a captured lease's tensors are the graph's: eager breaks use them at each replay
+        elif lease is None or lease.stream.capture is None or not lease.released:
+            self._alive()._used(self._position)
+        # else: a captured lease's tensors are the graph's, and eager breaks use them at each replay
         return self._tensor
 
     def _alive(self) -> Lease:

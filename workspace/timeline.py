@@ -218,6 +218,15 @@ class Timeline:
         self.fences += made
         return made
 
+    def follow(self, owner: Stream, epoch: int, event: Event | None, stream: Stream) -> None:
+        """Make the stream's next work come after another's up to an epoch, by an event that covers it, if there is one.
+
+        For bytes of the framework's allocator, which go by the stream they were allocated on.
+        """
+        if not self.clocks.ordered(stream.id, owner.id, epoch):
+            self.wait(event or self._owed(owner, epoch, stream), stream)
+            self.fences += 1
+
     def _owed(self, owner: Stream, epoch: int, waiter: Stream) -> Event:
         """An event covering a lazily stamped use: the stream's last one if it does, else recorded now."""
         same_side = owner.capture is waiter.capture

@@ -48,6 +48,7 @@ PyObject* enter(PyObject* self, PyObject*) {
   parts.lease_.provider.set(self, std::move(provider));
   parts.lease_.block.set(self, Ref::of(Py_None));
   parts.lazy_.homes.set(self, std::move(homes));
+  parts.lazy_.made.set(self, Ref::of(Py_None));
   parts.lease_.tensors.set(self, std::move(tensors));
   parts.lease_.state.set(self, Ref::of(parts.plain));
   parts.holding_.held.set(self, Ref::of(held.get()));
@@ -160,6 +161,33 @@ struct Making {
   Ref request, provider, extents, tensors, homes, stream;
 };
 
+// `LazyLease._note`, where `may_make`. False with an exception set.
+bool note(Order& order, const Making& on, PyObject* position) {
+  if (parts.lease_.state.holds(on.self, parts.plain)) return true;
+  Ref made = parts.lazy_.made.get(on.self);
+  if (!made || made.is(Py_None)) {
+    made = Ref(PyDict_New());
+    if (!made) return false;
+    parts.lazy_.made.set(on.self, Ref::of(made.get()));
+  }
+  const Ref epoch = order.epoch(on.stream);
+  const Ref where(epoch ? PyTuple_Pack(3, on.stream.get(), epoch.get(), Py_None) : nullptr);
+  return where && PyDict_SetItem(made.get(), position, where.get()) == 0;
+}
+
+// Whether all of the positions that were allocated were so on the current stream, or nobody else uses them: otherwise it
+// may have to wait. -1 with an exception set.
+int all_here(const Making& on, const Ref& positions) {
+  const Ref made = parts.lazy_.made.get(on.self);
+  if (!made || made.is(Py_None) || parts.lease_.state.holds(on.self, parts.plain)) return 1;
+  for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(positions.get()); ++index) {
+    const Ref where = item(made, Ref::of(PyTuple_GET_ITEM(positions.get(), index)));
+    if (!where && PyErr_Occurred()) return -1;
+    if (where && (!PyTuple_CheckExact(where.get()) || PyTuple_GET_ITEM(where.get(), 0) != on.stream.get())) return 0;
+  }
+  return 1;
+}
+
 // One tensor from the framework's allocator, noted as `LazyLease._keep` does; its bytes, -1 with an exception set.
 long long make(Order& order, const Making& on, PyObject* empty, PyObject* position, Py_ssize_t at) {
   const Ref extent(PySequence_GetItem(on.extents.get(), at)), key = parts.stream_.key.get(on.stream);
@@ -175,7 +203,7 @@ long long make(Order& order, const Making& on, PyObject* empty, PyObject* positi
     const Ref kept = call_method(names._keep, on.self, position, tensor.get(), on.stream.get());
     return kept ? bytes_of(on.extents, position) : -1;
   }
-  if (PyList_SetItem(on.tensors.get(), at, Py_NewRef(tensor.get()))) return -1;
+  if (!note(order, on, position) || PyList_SetItem(on.tensors.get(), at, Py_NewRef(tensor.get()))) return -1;
   const Ref home(PyTuple_Pack(2, tensor.get(), on.stream.get()));
   if (!home || PyDict_SetItem(on.homes.get(), position, home.get())) return -1;
   return bytes_of(on.extents, position);
@@ -215,6 +243,13 @@ PyObject* found(const Ref& tensors, const Ref& positions) {
   return all.release();
 }
 
+// Whether a tensor may be made on the current stream: on the acquirer's own as long as nobody else uses them, else on one
+// whose events may be recorded late.
+bool may_make(const Making& on) {
+  if (parts.lease_.state.holds(on.self, parts.plain)) return parts.holding_.stream.holds(on.self, on.stream.get());
+  return parts.stream_.exact.get(on.stream).is(Py_False);
+}
+
 PyObject* allocate(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   const Native& native = lazy_methods[ALLOCATE];
   Making on{self, parts.lease_.request.get(self), parts.lease_.provider.get(self), Ref(), Ref(), Ref(), Ref()};
@@ -237,9 +272,12 @@ PyObject* allocate(PyObject* self, PyObject* const* arguments, Py_ssize_t count)
   on.homes = parts.lazy_.homes.get(self);
   if (PyErr_Occurred()) return nullptr;
   if (!on.stream || !on.extents || !on.tensors || !PyList_Check(on.tensors.get()) || !on.homes ||
-      !PyDict_Check(on.homes.get()) || !parts.stream_.capture.get(on.stream).is(Py_None)) {
+      !PyDict_Check(on.homes.get()) || !parts.stream_.capture.get(on.stream).is(Py_None) || !may_make(on)) {
     return locked.unlock() ? python(native, self, arguments, count) : nullptr;
   }
+  const int here = all_here(on, positions);
+  if (here < 0) return nullptr;
+  if (!here) return locked.unlock() ? python(native, self, arguments, count) : nullptr;
   if (!make_missing(order, on, positions) || !locked.unlock()) return nullptr;
   return found(on.tensors, positions);
 }

@@ -135,6 +135,7 @@ void find_fields(Given& given) {
   given.field(p.lease_.t1, "Lease", "_t1");
   given.field(p.lease_.t2, "Lease", "_t2");
   given.field(p.lazy_.homes, "LazyLease", "_homes");
+  given.field(p.lazy_.made, "LazyLease", "_made");
   given.field(p.request_.direct, "Request", "direct");
   given.field(p.request_.dims, "Request", "dims");
   given.field(p.request_.extents, "Request", "extents");

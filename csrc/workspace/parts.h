@@ -54,7 +54,7 @@ struct Parts {
   struct { Field key, id, capture, exact, last; } stream_;
   struct { Field stream, held; } holding_;
   struct { Field block, provider, state, tensors, request, workspace, t0, t1, t2; } lease_;
-  struct { Field homes; } lazy_;
+  struct { Field homes, made; } lazy_;
   struct {
     Field direct, dims, extents, key, lead, lender, align, lease_type, nbytes, noted, notes, owner, positions, ready, shelves, timeline, zero;
   } request_;

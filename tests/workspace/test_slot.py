@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+import workspace
 from tests.workspace.scene import BYTES, MIB, OTHER, SLAB, host, scene
 from workspace import Layout, Slot, spec
-from workspace.errors import LayoutError, LeaseError, LeaseReleased, WorkspaceError
+from workspace.errors import CapacityError, LayoutError, LeaseError, LeaseReleased, WorkspaceError
 from workspace.lazy import LazyLease
+from workspace.simulated import Device
 from workspace.strategies.caching import CapturedCaching
 
 INTEGERS = Layout("integers", x=spec(2, 2, dtype=torch.int64), y=spec(2, 2, dtype=torch.int64))
@@ -315,4 +317,151 @@ def test_a_slot_that_is_filled_again_and_again_holds_one_tensor(strategy: str, s
             slot.fill(made)
         assert ws.snapshot().allocated == 512 and len(lease._homes) == 1
         assert lease.covers(made.data_ptr(), made)
+    assert ws.snapshot().allocated == 0
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("inside", [True, False], ids=["inside the capture", "after it"])
+@pytest.mark.parametrize("released", [True, False])
+def test_what_a_graph_reads_at_each_replay_stays_when_its_slot_is_filled_again(
+    kept: bool, inside: bool, released: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the graph is gone, also after the release; then it goes back, after the replays. The control drops it."""
+    if not kept:
+        monkeypatch.setattr(LazyLease, "_replace", lambda lease, position: lease._homes.pop(position))
+    device, ws = scene("caching", steady=True)
+    main, aux = ws.stream("main"), ws.stream("aux")
+
+    def fill(slot: Any) -> None:
+        made = ws.driver.empty((SLAB,), torch.uint8, ws.driver.current_stream())
+        device.launch("op", writes=[made])
+        slot.fill(made)
+
+    with ws.on(main):
+        lease = ws.acquire(BYTES, N=SLAB)
+        slot = lease.x
+        fill(slot)
+        with ws.capture() as capture:
+            device.launch("graph reads", reads=[slot.tensor()])
+            if inside:
+                fill(slot)
+        if not inside:
+            fill(slot)
+        if released:
+            lease.release()
+        other = ws.acquire(OTHER, N=SLAB)
+        other.allocate()
+        event = ws.event()
+        event.record(main)
+        event.wait(aux)
+        capture.graph.replay(aux)
+        device.launch("write", writes=[other.y])
+        assert device.verdict() == ("SAFE" if kept else "UNSAFE")
+        if kept:
+            assert ws.snapshot().allocated == 3 * SLAB
+            capture.graph.release()
+            other.release()
+            if not released:
+                lease.release()
+            assert ws.snapshot().allocated == 0
+            for _ in range(3):
+                device.launch("write", writes=ws.acquire(BYTES, N=SLAB).allocate())
+            assert device.verdict() == "SAFE"
+
+
+PARTS = Layout("parts", y=spec("N", dtype=torch.float32))
+
+
+@pytest.mark.parametrize("touch", ["slot", "lease", "allocate", "by hand"])
+@pytest.mark.parametrize("follows", [True, False])
+def test_branches_that_share_a_tensor_come_after_what_its_bytes_were(
+    touch: str, follows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The allocator gives the branch that is first what it freed a moment ago; the other was forked before that.
+
+    The control: without the wait the second branch races with the first one's earlier scratch.
+    """
+    if not follows:
+        monkeypatch.setattr(LazyLease, "_follow", lambda lease, position, stream: None)
+    device, ws = scene("caching", steady=True)
+    main, one, two = ws.stream("main"), ws.stream("one"), ws.stream("two")
+
+    def scratch() -> None:
+        with ws.lease(OTHER, N=SLAB) as own:
+            device.launch("scratch", writes=own.allocate("y"))
+
+    def first(slot: Any) -> None:
+        scratch()
+        device.launch("a half", writes=[(ws.driver.address_of(slot.tensor()), SLAB // 2)])
+
+    def second(lease: Any, slot: Any) -> None:
+        tensor = {"slot": lambda: slot.tensor(), "lease": lambda: lease.x}.get(touch, lambda: lease.allocate("x")[0])()
+        device.launch("the other", writes=[(ws.driver.address_of(tensor) + SLAB // 2, SLAB // 2)])
+
+    with ws.on(main):
+        with ws.lease(BYTES, N=SLAB) as lease:
+            slot = lease.x
+            if touch == "by hand":
+                event = ws.event()
+                event.record()
+                event.wait(one)
+                lease.use(one)
+                with ws.on(one):
+                    first(slot)
+                second(lease, slot)
+            else:
+                with ws.fork(one, two) as branch:
+                    with branch(one):
+                        first(slot)
+                    with branch(two):
+                        second(lease, slot)
+    assert device.verdict() == ("SAFE" if follows else "UNSAFE")
+    assert ws.snapshot().fences == (1 if follows else 0)
+
+
+def test_branches_with_tensors_of_their_own_wait_for_nobody() -> None:
+    """No fence where each uses what it made, none for what was made before the fork, and none after the join."""
+    device, ws = scene("caching", steady=True)
+    one, two = ws.stream("one"), ws.stream("two")
+    pair = Layout("pair", a=spec(SLAB, dtype=torch.uint8), b=spec(SLAB, dtype=torch.uint8))
+    with ws.lease(BYTES, N=SLAB) as shared, ws.lease(pair) as lease:
+        shared.allocate()
+        with ws.fork(one, two) as branch:
+            for stream, name in ((one, "a"), (two, "b")):
+                with branch(stream):
+                    for _ in range(2):
+                        device.launch("own", writes=lease.allocate(name), reads=shared.allocate("x"))
+        device.launch("joined", reads=[lease.a, lease.b, shared.x])
+    assert ws.snapshot().fences == 0 and device.verdict() == "SAFE"
+
+
+@pytest.mark.parametrize("strategy", ["caching", "event_fenced", "per_stream"])
+def test_zeros_are_there_before_the_first_use(strategy: str) -> None:
+    """Filled at the acquire, where it is acquired: a branch that adds to a half finds them, under every seed."""
+    for seed in range(3):
+        device = Device(execution="deferred", seed=seed)
+        ws = workspace.create(strategy, device=device)
+        one, two = ws.stream("one"), ws.stream("two")
+        with torch.inference_mode(), device, ws.lease(PARTS, N=8192, zero=True) as lease:
+            with ws.fork(one, two) as branch:
+                with branch(one):
+                    lease.y[:4096].add_(1.0)
+                with branch(two):
+                    lease.y[4096:].add_(2.0)
+            assert lease.y.sum().item() == 3 * 4096
+        assert device.verdict() == "SAFE"
+
+
+def test_zeros_that_cannot_be_made_leave_nothing_behind() -> None:
+    """The acquire fails, and the lease may be acquired when there is room."""
+    device = Device(memory="virtual", capacity=40 * MIB)
+    ws = workspace.create("caching", device=device)
+    taken = device.malloc(30 * MIB)
+    lease = ws.lease(BYTES, N=20 * MIB, zero=True)
+    with pytest.raises(CapacityError):
+        lease.__enter__()
+    assert lease.released and ws.snapshot().allocated == 0 and not ws.timeline.state.held
+    device.free(taken)
+    with lease:
+        assert ws.snapshot().allocated == 20 * MIB
     assert ws.snapshot().allocated == 0
