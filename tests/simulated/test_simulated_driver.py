@@ -8,6 +8,8 @@ import inspect
 import pytest
 import torch
 
+import workspace
+from tests.workspace.scene import BYTES
 from workspace.driver import Driver
 from workspace.errors import CaptureBroken, DeviceError, LayoutError, StreamError, Unsupported
 from workspace.simulated import Device, SimulatedDriver, VirtualTensor
@@ -197,3 +199,40 @@ def test_a_stream_that_was_destroyed_is_nobodys() -> None:
     assert not driver.owned(key) and driver.owned(0)
     device.destroy_stream(raw)
     assert not driver.owned(key)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_raw_stream_that_captures_is_who_it_was(known: bool) -> None:
+    """One identified before keeps its key, as CUDA's driver has it; to ask one never seen would break the capture."""
+    device = Device(memory="virtual")
+    driver = device.driver()
+    old = device.new_raw_stream("old")
+    stale = driver.stream_key(old)
+    device.destroy_stream(old)
+    raw = device.new_raw_stream("raw")
+    assert raw == old, "the handle comes up again"
+    key = driver.stream_key(raw) if known else 0
+    device.begin_capture(device.streams.by_handle(raw).key, "relaxed")
+    if known:
+        assert driver.stream_key(raw) == key != stale
+    else:
+        with pytest.raises(StreamError, match="cannot be identified"):
+            driver.stream_key(raw)
+    device.end_capture(device.streams.by_handle(raw).key)
+    assert driver.stream_key(raw) != stale
+
+
+def test_a_raw_stream_is_a_branch_of_a_captured_fork() -> None:
+    """Named by its handle in the branch, and in a use by hand, as outside captures."""
+    device = Device(memory="virtual")
+    ws = workspace.create("event_fenced", device=device)
+    ws.declare(BYTES, N=4096)
+    ws.reserve()
+    raw = device.new_raw_stream("raw")
+    with torch.no_grad(), ws.on(ws.stream("main")), ws.capture() as capture:
+        with ws.lease(BYTES, N=64) as lease, ws.fork(raw) as branch:
+            with branch(raw):
+                device.launch("write", writes=[lease.x])
+            ws.use(lease, raw)
+    capture.graph.replay()
+    assert device.verdict() == "SAFE"

@@ -29,6 +29,7 @@ class SimulatedDriver:
 
     def __init__(self, simulated: Device) -> None:
         self.simulated = simulated
+        self._keys: dict[int, int] = {}  # of raw streams, by handle, as they were identified last
         self.device = torch.device("cpu")
         self.attributes = simulated.judge is not None
         self.readable = simulated.memory.kind == "host"
@@ -82,13 +83,17 @@ class SimulatedDriver:
             if number < FIRST_HANDLE:
                 return self.simulated.streams[number].key
             state = self.simulated.streams.by_handle(number)
-            if state.capture is not None:
+            if state.capture is None:
+                key = self._keys[number] = self.simulated.stream_id(number)
+                return key
+            # To ask for its id would break the capture. One that captures was not destroyed since it was asked last.
+            if self._keys.get(number) != state.key:
                 raise StreamError(
                     f"raw stream {number:#x} is capturing and cannot be identified",
                     "use the stream once before the capture begins, or capture on a stream from ws.stream()",
                     handle=number,
                 )
-            return self.simulated.stream_id(number)
+            return state.key
 
     def owned(self, stream: int) -> bool:
         """Raw streams can be destroyed, or have been; the default stream and those of `new_stream` cannot."""
