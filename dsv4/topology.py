@@ -188,7 +188,6 @@ def layer(kind: LayerKind, conditions: Conditions, first: bool) -> tuple[Node, .
         *stage_a(kind, conditions),
         Acquire("norms"),
         *stages.NORMS,
-        Acquire("output"),
         *_middle(kind, conditions),
         Acquire("projection"),
         *stages.PROJECTION,
@@ -206,8 +205,8 @@ def _middle(kind: LayerKind, conditions: Conditions) -> tuple[Node, ...]:
     eager = eager_region(kind, conditions)
     spent = (Release("norms"), Release("inputs"))
     if conditions.region == "wide":
-        return (Break(eager), *spent)
-    prepared = (Acquire("preparation"), *stage_c(kind, conditions), *spent)
+        return (Acquire("output"), Break(eager), *spent)
+    prepared = (Acquire("preparation"), *stage_c(kind, conditions), *spent, Acquire("output"))
     middle: tuple[Node, ...] = (Break(eager),) if conditions.region == "narrow" else eager
     return (*prepared, *middle, Release("preparation"))
 

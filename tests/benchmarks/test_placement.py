@@ -16,11 +16,11 @@ def test_what_is_reserved_is_enough(strategy: str, headroom: float, tokens: int)
     assert found["growths"] == 0 and found["held"] == found["reserved"]
 
 
-@pytest.mark.parametrize("tokens", (64, 512, 1024, 2048, 4096))
+@pytest.mark.parametrize("tokens", (64, 512, 587, 1024, 2048, 3360, 4096, 5397))
 def test_what_is_reserved_for_a_size_is_enough_for_it(tokens: int) -> None:
-    """Small ones have bytes to spare, and those of 1,024 tokens and up none: little leases must not lie in between."""
+    """Small ones have bytes to spare, and those of 1,024 tokens and up few: little leases must not lie in between."""
     found = measure("event_fenced", 1.0, tokens, most=tokens)
-    assert found["growths"] == 0 and (found["reserved"] < found["live"] + 8) == (tokens >= 1024)
+    assert found["growths"] == 0 and (found["reserved"] < 1.1 * found["live"]) == (tokens >= 1024)
 
 
 def test_blocks_that_stay_uncut_make_the_pool_grow(monkeypatch: pytest.MonkeyPatch) -> None:

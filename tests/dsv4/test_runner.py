@@ -141,9 +141,9 @@ def test_what_is_declared_covers_the_largest_step(mode: str, micro_batches: int)
 
 
 def test_less_than_what_is_declared_is_not_enough() -> None:
-    """The control of the test above: an engine of an eighth of the token budget is given the same steps."""
+    """The control of the test above: an engine of a thirty-second of the token budget is given the same steps."""
     ws = workspace.create("event_fenced", device=device())
-    runner = Runner(ws, Shard(SMALL), attrs.evolve(ENGINE, max_num_batched_tokens=256), Options())
+    runner = Runner(ws, Shard(SMALL), attrs.evolve(ENGINE, max_num_batched_tokens=64), Options())
     for one in LARGEST:
         runner.run(one)
     assert ws.snapshot().growths > 0

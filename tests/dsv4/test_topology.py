@@ -182,5 +182,5 @@ def test_every_tensor_of_every_layout_is_written_and_read(kind: LayerKind, fp4: 
 def test_one_lease_per_stage_and_the_output_its_own() -> None:
     found = [node.lease for node in leases(layer(C4, Conditions(), True)) if isinstance(node, Acquire)]
     assert found == [
-        "mhc_attn", "inputs", "norms", "output", "preparation", "attention", "projection", "mhc_ffn", "ffn",
+        "mhc_attn", "inputs", "norms", "preparation", "output", "attention", "projection", "mhc_ffn", "ffn",
     ]  # fmt: skip

@@ -564,12 +564,12 @@ def test_a_footprint_takes_neighbours_of_several_streams(
 @pytest.mark.parametrize(("strategy", "growths"), [("event_fenced", 0), ("per_stream", 1)])
 def test_the_largest_leases_leave_one_piece(strategy: str, growths: int) -> None:
     """They are cut from the other end than what lives beside them, where all streams share one pool."""
-    _, ws = scene(strategy, steady=True, reserve=64 * MIB)
+    _, ws = scene(strategy, steady=True, reserve=96 * MIB)
     pool_of(ws).roomy = False
-    early, large, late = (ws.acquire(BYTES, N=nbytes * MIB) for nbytes in (9, 30, 9))
+    early, large, late = (ws.acquire(BYTES, N=nbytes * MIB) for nbytes in (9, 50, 9))
     early.release()
     large.release()
-    with ws.lease(BYTES, N=40 * MIB):
+    with ws.lease(BYTES, N=70 * MIB):
         assert ws.snapshot().growths == growths and not late.released
 
 
