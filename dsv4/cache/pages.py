@@ -14,6 +14,7 @@ from typing import Protocol
 import attrs
 import torch
 
+from dsv4.cache.errors import CacheError
 from dsv4.cache.quantise import BIAS, FP8, Floor, dequantise_fp4, fp8_exponent, quantise_fp4, to_fp8
 
 
@@ -28,6 +29,10 @@ class Format(enum.IntEnum):
     """FP8 with one fp32 power-of-two scale a key: uint8 [blocks, stride]."""
     INDEXER_FP4 = 3
     """E2M1 with UE8M0 scales per 32: uint8 [blocks, stride]."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Format:
+        raise CacheError(f"there is no format {value!r}", f"pass one of {', '.join(map(str, cls))}")
 
 
 class Pages(Protocol):
@@ -71,11 +76,20 @@ class Plain:
     def allocate(self, blocks: int, device: torch.device | str = "cpu") -> torch.Tensor:
         return torch.zeros(blocks, self.block_size, self.width, dtype=self.dtype, device=device)
 
+    def _check(self, cache: torch.Tensor) -> None:
+        if cache.shape[1:] != (self.block_size, self.width):
+            raise CacheError(
+                f"a cache {tuple(cache.shape)} has no plain pages of {self.block_size} states of {self.width}",
+                "pass [blocks, block size, width]",
+            )
+
     def write(self, cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor, rule: Floor = Floor.ABSMAX) -> None:
+        self._check(cache)
         block, offset, kept = split(slots, self.block_size)
         cache[block, offset] = rows[kept].to(cache.dtype)
 
     def read(self, cache: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        self._check(cache)
         slots = slots.long()
         return cache[slots // self.block_size, slots % self.block_size].to(dtype)
 
@@ -88,11 +102,23 @@ class Region:
     width: int
 
     def of(self, cache: torch.Tensor, block_size: int) -> torch.Tensor:
-        """Its bytes as a view, uint8 [blocks, block_size, width]."""
+        """Its bytes as a view, uint8 [blocks, block_size, width], which knows no bounds: see `check_packed`."""
         return cache.as_strided(
             (cache.shape[0], block_size, self.width),
             (cache.stride(0), self.width, 1),
             cache.storage_offset() + self.start,
+        )
+
+
+def check_packed(cache: torch.Tensor, pages: Pages, *regions: Region) -> None:
+    """Raise `CacheError` if a cache of packed pages has no room for the regions of each, or is none."""
+    if cache.dtype != torch.uint8 or cache.dim() != 2:
+        raise CacheError(f"a cache {tuple(cache.shape)} of {cache.dtype} has no {pages}", "pass uint8 [blocks, bytes]")
+    needed = max(region.start + pages.block_size * region.width for region in regions)
+    if cache.stride(1) != 1 or cache.shape[1] < needed:
+        raise CacheError(
+            f"a page of {cache.shape[1]} bytes, {cache.stride(1)} apart, is too small for {pages}: {needed} are needed",
+            "allocate it with dsv4.cache.pages; only the stride of pages is free",
         )
 
 
@@ -127,6 +153,7 @@ class MLA:
         return torch.zeros(blocks, self.page_bytes, dtype=torch.uint8, device=device)
 
     def write(self, cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor, rule: Floor = Floor.ABSMAX) -> None:
+        check_packed(cache, self, self.states, self.scales)
         block, offset, kept = split(slots, self.block_size)
         # What is quantised is the bf16 value: the absolute maximum is taken after this rounding.
         rows = rows[kept].to(torch.bfloat16)
@@ -140,6 +167,7 @@ class MLA:
         self.scales.of(cache, self.block_size)[block, offset] = scales
 
     def read(self, cache: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        check_packed(cache, self, self.states, self.scales)
         slots = slots.long()
         block, offset = slots // self.block_size, slots % self.block_size
         state = self.states.of(cache, self.block_size)[block, offset]
@@ -172,6 +200,7 @@ class IndexerFP8:
         return torch.zeros(blocks, self.page_bytes, dtype=torch.uint8, device=device)
 
     def write(self, cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor, rule: Floor = Floor.ABSMAX) -> None:
+        check_packed(cache, self, self.keys, self.scales)
         block, offset, kept = split(slots, self.block_size)
         rows = rows[kept].to(torch.bfloat16).float()
         power = fp8_exponent(rows.abs().amax(1, keepdim=True), rule=rule)
@@ -180,6 +209,7 @@ class IndexerFP8:
         self.scales.of(cache, self.block_size)[block, offset] = scale.view(torch.uint8)
 
     def read(self, cache: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        check_packed(cache, self, self.keys, self.scales)
         slots = slots.long()
         block, offset = slots // self.block_size, slots % self.block_size
         keys = self.keys.of(cache, self.block_size)[block, offset].contiguous().view(FP8).to(dtype)
@@ -210,12 +240,14 @@ class IndexerFP4:
         return torch.zeros(blocks, self.page_bytes, dtype=torch.uint8, device=device)
 
     def write(self, cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor, rule: Floor = Floor.ABSMAX) -> None:
+        check_packed(cache, self, self.keys, self.scales)
         block, offset, kept = split(slots, self.block_size)
         packed, scales = quantise_fp4(rows[kept].to(torch.bfloat16).float())
         self.keys.of(cache, self.block_size)[block, offset] = packed
         self.scales.of(cache, self.block_size)[block, offset] = scales
 
     def read(self, cache: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        check_packed(cache, self, self.keys, self.scales)
         slots = slots.long()
         block, offset = slots // self.block_size, slots % self.block_size
         keys = self.keys.of(cache, self.block_size)[block, offset]
@@ -243,7 +275,14 @@ def pages_of(layout: Format, width: int, rope: int, block_size: int, dtype: torc
         Dims of a state, and how many of them, its tail, are rotated.
     dtype
         Of plain rows.
+
+    Raises
+    ------
+    CacheError
+        `block_size` is not above 0.
     """
+    if type(block_size) is not int or block_size <= 0:
+        raise CacheError(f"block_size={block_size!r}", "pass the states of a page, 1 or more")
     if layout is Format.FP8_DS_MLA:
         return MLA(width - rope, rope, block_size)
     if layout is Format.INDEXER_FP8:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 import torch
 
+from dsv4.cache.errors import CacheError
 from dsv4.cache.pages import MLA, Format, IndexerFP4, IndexerFP8, Plain, States, pages_of
 from dsv4.cache.quantise import Floor
 from tests.dsv4.cache import encoder
@@ -151,3 +153,64 @@ def test_plain_rows_may_be_of_any_float_dtype() -> None:
         cache = pages.allocate(2)
         pages.write(cache, torch.arange(4), values)
         assert torch.equal(cache.flatten(0, 1), values.to(dtype))
+
+
+PACKED = [MLA(448, 64, 4), IndexerFP8(128, 4), IndexerFP4(128, 4)]
+
+
+@pytest.mark.parametrize("pages", PACKED, ids=lambda pages: type(pages).__name__)
+@pytest.mark.parametrize("wrong", ["a byte short", "no scales", "float", "flat", "strided", "more states"])
+def test_a_cache_that_has_no_such_pages_is_refused_untouched(pages: MLA | IndexerFP8 | IndexerFP4, wrong: str) -> None:
+    """A view of a pool that two groups share: what is beside it is neither written nor read."""
+    first = pages.states if isinstance(pages, MLA) else pages.keys
+    needed = pages.scales.start + 4 * pages.scales.width
+    pool = torch.full((8, 8 * pages.page_bytes), FILL, dtype=torch.uint8)
+    cache = {
+        "a byte short": pool[:, : needed - 1],
+        "no scales": pool[:, : 4 * first.width],
+        "float": torch.zeros(8, needed),
+        "flat": pool.view(-1),
+        "strided": pool[:, ::2],
+        "more states": pool[:, :needed],
+    }[wrong]
+    if wrong == "more states":
+        pages = attrs.evolve(pages, block_size=8)
+    width = 512 if isinstance(pages, MLA) else 128
+    slots = torch.tensor([0, 3, 5])
+    with pytest.raises(CacheError) as caught:
+        pages.write(cache, slots, torch.ones(3, width))
+    assert caught.value.remedy
+    with pytest.raises(CacheError):
+        pages.read(cache, slots, torch.float32)
+    assert (pool == FILL).all()
+
+
+def test_the_smallest_page_that_has_room_is_taken() -> None:
+    """Padding is not asked for, and nothing beside the page changes."""
+    for pages in PACKED:
+        needed = pages.scales.start + 4 * pages.scales.width
+        pool = torch.full((8, needed + 1), FILL, dtype=torch.uint8)
+        values = torch.ones(32, 512 if isinstance(pages, MLA) else 128)
+        pages.write(pool[:, :needed], torch.arange(32), values)
+        assert (pool[:, needed:] == FILL).all()
+        assert torch.equal(pages.read(pool[:, :needed], torch.arange(32), torch.float32), values)
+
+
+@pytest.mark.parametrize("shape", [(8, 4, 64), (8, 8, 32), (8, 32)])
+def test_plain_pages_have_their_shape(shape: tuple[int, ...]) -> None:
+    """Else slots would name other states than those that were meant."""
+    pages, cache = Plain(32, 4, torch.float32), torch.zeros(shape)
+    with pytest.raises(CacheError, match="no plain pages"):
+        pages.write(cache, torch.tensor([1]), torch.ones(1, 32))
+    with pytest.raises(CacheError, match="no plain pages"):
+        pages.read(cache, torch.tensor([1]), torch.float32)
+    assert not cache.any()
+
+
+def test_formats_and_block_sizes_are_what_there_is() -> None:
+    """By value, with what may be passed."""
+    with pytest.raises(CacheError, match="no format 9"):
+        Format(9)
+    for block_size in (0, -4, 2.0, True):
+        with pytest.raises(CacheError, match="block_size="):
+            pages_of(Format.PLAIN, 128, 0, block_size)  # type: ignore[arg-type]
