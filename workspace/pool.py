@@ -296,6 +296,14 @@ class Pool:
         self._merge(min(runs, key=size_of))
         return True
 
+    def join_neighbours(self) -> None:
+        """Coalesce free blocks that different streams used last."""
+        for run in self.runs():
+            for block in run:
+                if block.state == FREE:  # not gone into the one before
+                    self._remove(block)
+                    self._insert(block)
+
     def runs(self, usable: Callable[[Block], bool] = lambda block: True) -> list[list[Block]]:
         """Usable free blocks, neighbours together."""
         return [run for slab in self.slabs for run in slab.free_runs(usable)]

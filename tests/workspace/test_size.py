@@ -534,6 +534,28 @@ def test_neighbours_of_several_streams_are_one_block_when_it_is_needed(joined: b
     assert (found.fences, found.growths) == (0 if joined else 2, 0) and device.verdict() == "SAFE"
 
 
+@pytest.mark.parametrize("lock", [True, False])
+def test_a_locked_pool_is_not_divided_by_streams(lock: bool) -> None:
+    """It fences where bytes in pieces would have to be refused later. Control: one that may grow."""
+    device, ws = scene(reserve=30 * MIB)
+    pool = pool_of(ws)
+
+    def pieces() -> int:
+        for name in ("main", "other"):
+            write(device, ws, "part", 10 * MIB, ws.stream(name))
+        pool.consolidate()
+        (run,) = pool.runs()
+        return len(run)
+
+    assert pieces() == 2
+    if lock:
+        ws.lock()
+        assert len(pool.runs()[0]) == 1
+    assert pieces() == (1 if lock else 2)
+    ws.unlock()
+    assert pool.by_streams and device.verdict() == "SAFE"
+
+
 @pytest.mark.parametrize("strategy", BLOCKS)
 @pytest.mark.parametrize("together", [True, False])
 def test_a_footprint_takes_neighbours_of_several_streams(
@@ -544,7 +566,6 @@ def test_a_footprint_takes_neighbours_of_several_streams(
         runs = Pool.runs
         monkeypatch.setattr(Pool, "runs", lambda pool, *usable: [[one] for run in runs(pool, *usable) for one in run])
     device, ws = scene(strategy, reserve=128 * MIB)
-    ws.lock()
     parts = [ws.acquire(BYTES, N=nbytes * MIB, stream=ws.stream(str(nbytes))) for nbytes in (48, 60, 20)]
     for one in parts:
         device.launch("eager", writes=[one.x], stream=one.stream.key)

@@ -21,7 +21,7 @@ class EventFenced(Pooled):
     def __init__(self, timeline: Timeline, config: WorkspaceConfig, source: Source | None = None) -> None:
         super().__init__(timeline, config, source)
         # A capture's footprint is lengthened at its end, where the next lease of a larger bucket has to find room.
-        self.pool.two_ends = self.pool.by_streams = not self.source.fixed
+        self.pool.two_ends = not self.source.fixed
 
     def home(self, stream: Stream) -> Home:
         return 0

@@ -44,7 +44,7 @@ class Pooled:
         self._may_fence = "fence" in config.policy
         # A capture that takes more of what is reserved does not grow the pool.
         self._may_grow = self.source.fixed or "grow" in config.policy
-        self._settle_handover()
+        self._settle()
         self._lanes = Lanes(timeline, self)
         self._asleep: list[int] = []
         self.growths = 0
@@ -68,11 +68,18 @@ class Pooled:
         yield own
         yield from [home for home in self.pool.free if home != own]
 
-    def _settle_handover(self) -> None:
-        """Whether a block goes from stream to stream the short way: where a fence comes before growth at any time."""
+    def _settle(self) -> None:
+        """Whether a block goes from stream to stream the short way: where a fence comes before growth at any time.
+
+        And whether free bytes are divided by the streams that used them.
+        """
         grows_first = self.config.policy.startswith("grow") or self.config.in_flight > 0
         fences_first = self._may_fence and (self.locked or not self._may_grow or not grows_first)
         self.pool.hands_over = self.shares and fences_first
+        # In a locked pool a fence is better than bytes in pieces: what no longer fits is refused.
+        self.pool.by_streams = self.shares and not self.source.fixed and not self.locked
+        if self.locked:
+            self.pool.join_neighbours()
 
     # -- placement -------------------------------------------------------------------------------------------
     def place(self, request: Request, stream: Stream) -> Block:
@@ -282,7 +289,7 @@ class Pooled:
 
     def lock(self, locked: bool) -> None:
         self.locked = locked
-        self._settle_handover()
+        self._settle()
 
     def lane(self, name: str, *, complete_only: bool) -> Lane:
         return self._lanes.of(name, complete_only=complete_only)
