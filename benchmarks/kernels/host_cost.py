@@ -89,7 +89,7 @@ def measured() -> dict[str, Any]:
     calls = {name: call(name, ROWS) for name in CALLS}
     with torch.inference_mode(), slots(calls) as slots_of:
         found, scope = statements(calls, slots_of)
-        taken = interleaved(found, scope, settle=torch.cuda.synchronize, rounds=11, calls=100)
+        taken = interleaved(found, scope, settle=torch.cuda.synchronize, rounds=21, calls=60)
     middle = {name: one["median_us"] for name, one in taken.items()}
     for name in calls:  # what has no outs of its own returns nothing
         for face in ("returning form", "slots"):
