@@ -11,6 +11,7 @@ from workspace.capture import Capture
 from workspace.errors import CaptureError
 from workspace.graph import Graph
 from workspace.holding import Footprint
+from workspace.process import OfProcess
 
 if TYPE_CHECKING:
     from workspace.driver import Graph as DriverGraph
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from workspace.timeline import Timeline
 
 
-class GraphCapture:
+class GraphCapture(OfProcess):
     """Captures the current stream's work into `graph`; made by `Workspace.capture`.
 
     Attributes

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from workspace.errors import CaptureError
+from workspace.process import OfProcess
 from workspace.streams import CURRENT, Stream
 
 if TYPE_CHECKING:
     from workspace.timeline import Timeline
 
 
-class WorkspaceEvent:
+class WorkspaceEvent(OfProcess):
     """A drop-in event, made by `Workspace.event`; order it creates is known to every workspace of the device."""
 
     __slots__ = ("_event", "_recorded_in", "_segment", "_timeline")

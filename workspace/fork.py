@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from workspace.errors import CaptureError, ForkError, WorkspaceError
 from workspace.holding import Held, Holding
+from workspace.process import OfProcess
 from workspace.streams import Stream
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from workspace.timeline import Timeline
 
 
-class Fork:
+class Fork(OfProcess):
     """A fork of the caller's current stream to others; a context manager made by `Workspace.fork`.
 
     Entering makes every branch stream wait for the parent, and declares the branches for each lease the thread holds.
@@ -184,6 +185,8 @@ class Fork:
 
     def _join(self, stream: Stream, parent: Stream, foreign: list[Holding] | tuple[()]) -> None:
         timeline = self._timeline
+        for one in (stream, parent):
+            self._refuse_taken(one)
         epoch = timeline.clocks.epoch[stream.id]
         timeline.wait(timeline.record(stream), parent)
         for lease in foreign:
@@ -191,11 +194,21 @@ class Fork:
             if not self._encloses(parent, lease):
                 lease.joined(stream, epoch)
 
+    def _refuse_taken(self, stream: Stream) -> None:
+        """Another thread has made a stream part of its capture since: a wait across its border would break that."""
+        timeline = self._timeline
+        if stream.capture is None and (timeline.captures or timeline.query_captures):
+            if timeline.call(timeline.driver.capture_of, stream.key):
+                raise CaptureError(
+                    f"{stream!r} has become part of a capture inside a fork that began before it",
+                    "leave the fork before another thread captures its streams",
+                )
+
     def _encloses(self, parent: Stream, lease: Holding) -> bool:
         return any(parent in fork.branches_of(lease) for fork in self._held.forks_around(lease))
 
 
-class Branch:
+class Branch(OfProcess):
     """Makes a stream current for a ``with`` block."""
 
     __slots__ = ("_before", "_driver", "_key")

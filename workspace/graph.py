@@ -6,9 +6,10 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from workspace.errors import DriverError, GraphError, SleepError, WorkspaceError
+from workspace.errors import DriverError, GraphError, ProcessError, SleepError, WorkspaceError
 from workspace.holding import Footprint
 from workspace.lane import end_use
+from workspace.process import OfProcess
 from workspace.streams import CURRENT, Stream
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from workspace.timeline import Timeline
 
 
-class Graph:
+class Graph(OfProcess):
     """A captured graph: one segment when it is full, more when eager breaks divide it.
 
     Made by `Workspace.capture` or, for a capture begun elsewhere, by `Workspace.adopt`.
@@ -174,6 +175,8 @@ class Graph:
         with self.timeline.lock:
             if self.released:
                 return
+            if isinstance(self.timeline.refusal, ProcessError):
+                raise self.timeline.refusal
             if self.pins is not None and any(lane.replaying is self for lane in self.pins.lanes):
                 raise GraphError(f"graph {self.name!r} is released inside its own replay", "release it afterwards")
             self.released = True

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from workspace import argument
 from workspace.errors import ArgumentError, CapacityError, CaptureError, LeaseReleased, SizeError, WorkspaceError
+from workspace.process import OfProcess
 from workspace.slot import Slot
 from workspace.streams import CURRENT, Event, Stream
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from workspace.timeline import Timeline
 
 
-class StagingSlot:
+class StagingSlot(OfProcess):
     """One stretch of pinned memory, to be filled and uploaded inside ``with staging.fill()``.
 
     Attributes
@@ -103,7 +104,7 @@ class StagingSlot:
             del self._copies[stream]
 
 
-class Staging:
+class Staging(OfProcess):
     """A ring of slots: the one whose copies were enqueued first is the next to be filled.
 
     Made by `Workspace.staging`. With several slots the host runs so many copies ahead before it waits for one.

@@ -6,6 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from workspace.clocks import Seen
+from workspace.process import OfProcess
 
 if TYPE_CHECKING:
     from workspace.capture import Capture
@@ -33,7 +34,7 @@ class Event:
         self._spent.append(self.handle)
 
 
-class Stream:
+class Stream(OfProcess):
     """A stream the timeline knows. Made by ``ws.stream(name)``, or when a stream is first seen.
 
     Attributes
@@ -68,6 +69,13 @@ class Stream:
         self.exact = exact
         self.capture = capture
         self.last: Event | None = None
+
+    def __copy__(self) -> Stream:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Stream:
+        """A copy of what names it works on the same stream."""
+        return self
 
     def __repr__(self) -> str:
         inside = f" in {self.capture.name}" if self.capture is not None else ""

@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from workspace.block import Block, Uses
 from workspace.clocks import Clocks
@@ -15,6 +15,7 @@ from workspace.driver import Driver
 from workspace.errors import CaptureError, DriverError, ProcessError, StreamError, WorkspaceError
 from workspace.explain import Explanations
 from workspace.holding import ThreadState
+from workspace.process import ParentsDriver
 from workspace.streams import Event, Stream
 
 if TYPE_CHECKING:
@@ -449,11 +450,12 @@ class Timeline:
     def after_fork(self) -> None:
         """In a child process: the device context is the parent's, so everything is refused from now on."""
         self.lock = new_lock()
-        self.refusal = ProcessError(
+        self.refusal = refusal = ProcessError(
             f"this workspace belongs to process {self._pid}; this is its forked child {os.getpid()}",
             "create the workspace in the child, or start workers with the 'spawn' method",
             parent=self._pid,
         )
+        self.driver = cast(Driver, ParentsDriver(self.driver, refusal))
         self.refresh()
 
 

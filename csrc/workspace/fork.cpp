@@ -294,10 +294,14 @@ PyObject* leave(PyObject* self, const Ref& timeline, const Ref& held, PyObject* 
   Py_RETURN_NONE;
 }
 
-// Whether the capture that a fork was entered in has ended. An exception may be set.
-bool outlived_capture(const Ref& parent) {
+// Whether the capture that a fork was entered in has ended, or one may have begun since that its streams are part of. An
+// exception may be set.
+bool crosses_capture(const Ref& timeline, const Ref& parent) {
   const Ref capture = parts.stream_.capture.get(parent);
-  if (!capture || capture.is(Py_None)) return false;
+  if (!capture || capture.is(Py_None)) {
+    const Ref captures = parts.timeline_.captures.get(timeline);
+    return !parts.timeline_.busy.get(timeline).is(Py_False) && captures && PyObject_IsTrue(captures.get()) != 0;
+  }
   const Ref open = attribute(capture, names.open);
   return !open.is(Py_True);
 }
@@ -308,7 +312,7 @@ PyObject* exit(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   const Ref branches = parts.fork_.branches.get(self);
   const bool entered = count == 3 && timeline && held && PyDict_Check(held.get()) && branches &&
                        PyTuple_Check(branches.get()) && !parts.fork_.parent.holds(self, Py_None) &&
-                       parts.inlined.intact() && !outlived_capture(parts.fork_.parent.get(self));
+                       parts.inlined.intact() && !crosses_capture(timeline, parts.fork_.parent.get(self));
   if (PyErr_Occurred()) return nullptr;
   if (!entered || !Py_IS_TYPE(timeline.get(), parts.timeline)) return python(native, self, arguments, count);
   return leave(self, timeline, held, arguments[0], arguments[1]);

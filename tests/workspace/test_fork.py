@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
+import torch
 
 from tests.workspace.scene import BYTES, SLAB, scene, write
 from workspace.errors import CaptureError, DriverError, ForkError, StreamError
@@ -267,4 +270,46 @@ def test_a_fork_that_outlives_its_capture_says_so(strategy: str, ends: str, rais
         assert list(ws.timeline.state.held) == [lease]
         lease.release()
     write(device, ws, "next", SLAB, aux)
+    assert not ws.timeline.state.held and device.verdict() == "SAFE"
+
+
+@pytest.mark.parametrize(("taken", "refused"), [("parent", True), ("branch", True), ("parent", False)])
+def test_a_fork_whose_stream_another_thread_captures_breaks_no_capture(
+    taken: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The join is refused by name, the branch stays declared, and the capture goes on. The control breaks it."""
+    if not refused:
+        monkeypatch.setattr(Fork, "_refuse_taken", lambda fork, stream: None)
+    device, ws = scene("event_fenced", steady=True, reserve=4 * SLAB)
+    streams = {"parent": ws.stream("parent"), "branch": ws.stream("branch")}
+    go, left = threading.Event(), threading.Event()
+    found: list[object] = []
+
+    def capturing() -> None:
+        with torch.no_grad(), ws.on(ws.stream("other")):
+            try:
+                with ws.capture() as capture, ws.fork(streams[taken]):
+                    go.set()
+                    left.wait(10)
+                capture.graph.replay()
+                found.append("replayed")
+            except CaptureError as error:
+                found.append(error)
+                go.set()
+
+    with ws.on(streams["parent"]):
+        lease = ws.acquire(BYTES, N=SLAB)
+        fork = ws.fork(streams["branch"])
+        fork.__enter__()
+        thread = threading.Thread(target=capturing)
+        thread.start()
+        assert go.wait(10)
+        expected = pytest.raises(CaptureError, match="has become part of a capture")
+        with expected if refused else suppress(CaptureError):
+            fork.__exit__(None, None, None)
+        left.set()
+        thread.join()
+        assert (found == ["replayed"]) == refused
+        lease.release()
+    write(device, ws, "next", SLAB, ws.stream("third"))
     assert not ws.timeline.state.held and device.verdict() == "SAFE"

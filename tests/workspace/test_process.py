@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -111,6 +113,71 @@ def test_a_child_makes_a_workspace_of_its_own() -> None:
                 assert lease.x.sum() == 192
 
     in_child(check)
+
+
+def test_nothing_of_a_forked_child_reaches_the_parents_device() -> None:
+    """Events, streams, synchronisations and uses, too; what only the host keeps can be looked at, and leases end."""
+    device, ws = scene("event_fenced", reserve=MIB)
+    main, raw = ws.stream("main"), device.new_raw_stream("raw")
+    with ws.on(main):
+        with ws.capture() as capture, ws.lease(BYTES, N=64):
+            pass
+        event, staging, lease = ws.event(), ws.staging("s", 64), ws.acquire(BYTES, N=64)
+        event.record()
+    before = device.counters.copy()
+
+    def upload() -> None:
+        with staging.fill() as slot:
+            slot.upload(lease.x)
+
+    def check() -> None:
+        for call in (
+            *(event.record, lambda: event.wait(main), event.query, event.synchronize, ws.event, upload, ws.trim),
+            *(ws.synchronize, lambda: ws.synchronize(main), lambda: lease.use(raw), lambda: ws.stream("new")),
+            *(lambda: ws.on(raw), capture.graph.release, ws.sleep, ws.wake, lambda: ws.staging("other", 8)),
+        ):
+            with pytest.raises(ProcessError):
+                call()
+        assert ws.stream("main") is main and ws.snapshot().allocated and lease.address and not ws.usable
+        lease.release()
+        assert device.counters == before
+
+    in_child(check)
+    lease.release()
+    capture.graph.replay(main)
+    assert device.verdict() == "SAFE"
+
+
+MADE: dict[str, Callable[[Workspace], object]] = {
+    "event": lambda ws: ws.event(),
+    "fork": lambda ws: ws.fork(ws.stream("aux")),
+    "branch": lambda ws: ws.on(ws.stream("aux")),
+    "capture": lambda ws: ws.capture(),
+    "graph": lambda ws: ws.capture().graph,
+    "staging": lambda ws: ws.staging("s", 8),
+}
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+@pytest.mark.parametrize("made", MADE)
+def test_what_is_of_a_process_is_not_copied(made: str, copied: Callable[[object], object]) -> None:
+    """As workspaces and leases: a typed error that says what to keep instead."""
+    _, ws = scene()
+    with pytest.raises(ProcessError, match="cannot be pickled or copied") as caught:
+        copied(MADE[made](ws))
+    assert "Handle" in caught.value.remedy
+
+
+def test_a_copied_module_works_on_the_same_stream() -> None:
+    """A stream is a name, and the same one in a copy; to another process it does not go."""
+    _, ws = scene()
+    aux = ws.stream("aux")
+    twin = copy.deepcopy({"side": aux})["side"]
+    assert twin is aux and copy.copy(aux) is aux
+    with ws.fork(twin) as branch, branch(twin):
+        pass
+    with pytest.raises(ProcessError, match="a Stream cannot"):
+        pickle.dumps(aux)
 
 
 def test_a_lease_held_over_a_fork_is_released_in_the_parent() -> None:
