@@ -23,11 +23,15 @@ struct States {
   Divisor blocks;   // positions to blocks
 };
 
-// Where the row of a request's position begins, in 16-byte units; the caller has made sure that there is one.
-__device__ inline uint32_t state_offset(const States& s, int request, uint32_t at) {
-  const uint32_t place = s.blocks.quotient(at);
-  const uint32_t block = max(0, s.table[static_cast<uint32_t>(request) * s.table_stride + place]);
-  return block * s.block_quads + (at - place * s.rows) * (s.width / kQuad);
+// The block that holds a request's position; the caller has made sure that there is one.
+__device__ inline int block_of(const States& s, int request, uint32_t at) {
+  return s.table[static_cast<uint32_t>(request) * s.table_stride + s.blocks.quotient(at)];
+}
+
+// Where the row of a position begins, in 16-byte units.
+__device__ inline uint32_t row_offset(const States& s, int block, uint32_t at) {
+  const uint32_t in_block = at - s.blocks.quotient(at) * s.rows;
+  return static_cast<uint32_t>(max(0, block)) * s.block_quads + in_block * (s.width / kQuad);
 }
 
 // Copies 16 bytes to shared memory without a register in between.
@@ -64,10 +68,10 @@ __device__ inline float weight_of(float score, float most) {
 template <int kRows>
 __device__ Pooled pool(const float (&kv)[kRows], const float (&score)[kRows]) {
   Pooled p;
-  float most[4] = {p.most, p.most, p.most, p.most};  // short chains of what depends on one another
+  float most[4] = {score[0], score[1], score[2], score[3]};  // short chains of what depends on one another
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) most[r % 4] = fmaxf(most[r % 4], score[r]);
-  p.most = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
+  for (int r = 4; r < kRows; ++r) most[r % 4] = fmaxf(most[r % 4], score[r]);
+  p.most = fmaxf(p.most, fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3])));
   float weight[2] = {}, sum[2] = {};
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
@@ -110,30 +114,39 @@ __device__ inline void fetch_ahead(const Rows& rows, int unit, int thread) {
   if (rows.request) fetch(rows.request + row);
 }
 
+// What a kernel is told of a row.
+struct Told {
+  int slot = -1, position = 0, request = 0;  // all of 31 bits
+};
+
+// Of a row of a unit's chunk; without a slot if there is no such row.
+__device__ inline Told look_up(const Rows& rows, int unit, int of_chunk) {
+  Told told;
+  const int row = unit * rows.chunk + of_chunk;
+  if (of_chunk < rows.chunk && row < rows.tokens) {
+    told.slot = static_cast<int>(rows.slots[row]);
+    told.position = static_cast<int>(rows.positions[row]);
+    if (rows.request) told.request = rows.request[row];
+  }
+  return told;
+}
+
 // Calls body(token, slot, position, request) for the rows of a unit's chunk that have a slot. What it is told is loaded
 // for all of them at once, kLooks rows a lane, one or two.
 template <int kLooks = 1, class Body>
 __device__ void for_each_slot(const Rows& rows, int unit, Body body) {
-  const int lane = threadIdx.x % 32, first = unit * rows.chunk;
-  int slot[kLooks], position[kLooks], request[kLooks];  // all of 31 bits
-#pragma unroll
-  for (int i = 0; i < kLooks; ++i) {
-    const int of_chunk = i * 32 + lane;
-    slot[i] = -1, position[i] = 0, request[i] = 0;
-    if (of_chunk < rows.chunk && first + of_chunk < rows.tokens) {
-      slot[i] = static_cast<int>(rows.slots[first + of_chunk]);
-      position[i] = static_cast<int>(rows.positions[first + of_chunk]);
-      if (rows.request) request[i] = rows.request[first + of_chunk];
-    }
-  }
+  Told told[kLooks];
   std::conditional_t<kLooks == 1, uint32_t, uint64_t> left = 0;
 #pragma unroll
-  for (int i = 0; i < kLooks; ++i) left |= decltype(left){__ballot_sync(kWholeWarp, slot[i] >= 0)} << 32 * i;
+  for (int i = 0; i < kLooks; ++i) told[i] = look_up(rows, unit, i * 32 + threadIdx.x % 32);
+#pragma unroll
+  for (int i = 0; i < kLooks; ++i) left |= decltype(left){__ballot_sync(kWholeWarp, told[i].slot >= 0)} << 32 * i;
   for (; left; left &= left - 1) {
-    const int at = kLooks == 1 ? __ffs(left) - 1 : __ffsll(static_cast<long long>(left)) - 1, look = at / 32;
-    const auto told = [&](int one, int other) { return __shfl_sync(kWholeWarp, look ? other : one, at % 32); };
-    constexpr int kLast = kLooks - 1;
-    body(first + at, told(slot[0], slot[kLast]), told(position[0], position[kLast]), told(request[0], request[kLast]));
+    const int at = kLooks == 1 ? __ffs(left) - 1 : __ffsll(static_cast<long long>(left)) - 1;
+    const auto from = [&](int Told::*what) {
+      return __shfl_sync(kWholeWarp, at < 32 ? told[0].*what : told[kLooks - 1].*what, at % 32);
+    };
+    body(unit * rows.chunk + at, from(&Told::slot), from(&Told::position), from(&Told::request));
   }
 }
 

@@ -3,7 +3,8 @@
 // On devices that can (sm_90 and newer) every kernel is launched with programmatic stream serialization: its blocks may
 // be resident while its predecessor still runs. So every thread, on every path, calls `after_predecessor` before it
 // touches memory: it lets the next kernel do the same, then waits until the predecessor is over and its writes are
-// visible.
+// visible. A kernel whose time is that of its fullest multiprocessor calls the halves apart, the wait first: until it
+// lets the next one's blocks come, no third grid's blocks fill the room they would find evenly.
 #pragma once
 #include "call.h"
 
@@ -74,13 +75,23 @@ void launch(const Call& call, void (*kernel)(Arguments), dim3 grid, int threads,
 }
 
 #ifdef __CUDACC__
-__device__ inline void after_predecessor() {
+// Lets the next kernel's blocks become resident, once every block of this one has said so.
+__device__ inline void let_successor() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#ifndef DSV4_WITHOUT_WAIT
+#endif
+}
+
+// Waits until the kernel before is over and its writes are visible.
+__device__ inline void await_predecessor() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && !defined(DSV4_WITHOUT_WAIT)
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
-#endif
+}
+
+__device__ inline void after_predecessor() {
+  let_successor();
+  await_predecessor();
 }
 #endif
 

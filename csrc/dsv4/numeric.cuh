@@ -130,17 +130,6 @@ __device__ inline int fp4_power(float absmax) {
   const float kept = fmaxf(absmax, 6.0f * 0x1p-126f);
   return min(127, static_cast<int>((__float_as_uint(kept) + 0x3fffffu) >> 23) - 127 - 2);
 }
-// The code of a value already divided by its scale: to the nearest of 0, .5, 1, 1.5, 2, 3, 4, 6, midpoints to the even
-// code; the sign survives for zero.
-__device__ inline uint32_t e2m1(float value) {
-  const uint32_t bits = __float_as_uint(value) & 0x7fffffffu;
-  // Below 1 the codes are steps of a half: adding 2**22 leaves their number, rounded to even, in the last bits.
-  const uint32_t steps = __float_as_uint(__uint_as_float(bits) + 0x1p22f) & 3u;
-  // From 1 on, exponent and first bit of the mantissa, rounded to even.
-  const uint32_t rounded = ((bits + 0x1fffffu + (bits >> 22 & 1)) >> 22) - (127u << 1) + 2;
-  const uint32_t code = bits < 0x3f800000u ? steps : min(rounded, 7u);
-  return code | (__float_as_uint(value) >> 28 & 8u);
-}
 // Two neighbouring bf16 values times `by`, a power of two: 128 and the code without its sign, in either half's last
 // bits. With u = |value| * by, the code is the least of 2u, u + 2 and u / 2 + 4, each rounded to an even integer: steps
 // of 0.5 up to 2, of 1 up to 4, of 2 beyond. From 128 to 256 the bf16 numbers are the integers, so sums round so.

@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(32 * kPoolWarps, kResident) pool_kernel(const 
   __shared__ float4 tile[kPoolWarps][kWarpRows][2][kRowQuads];  // a warp reads what it copied itself
   __shared__ float merged[3][kPoolWarps][kPoolChannels];
   fetch_ahead(a.rows, blockIdx.y, threadIdx.x);
-  after_predecessor();
+  await_predecessor();
   const int lane = threadIdx.x % 32u, warp = threadIdx.x / 32u;
   const int quad = lane % kRowQuads, part = lane / kRowQuads % 2;  // of a copy: kv or score
   const uint32_t column = blockIdx.x * kRowQuads + quad + part * (a.states.width / 2 / kQuad);
@@ -38,7 +38,8 @@ __global__ void __launch_bounds__(32 * kPoolWarps, kResident) pool_kernel(const 
       // Rows of the warp that are there. Lanes look up one each.
       const int begin = before - start, end = a.window - start;
       const int own = max(begin, min(lane % kWarpRows, end - 1));
-      const uint32_t offset = state_offset(a.states, request, last - (end - 1 - own));
+      const uint32_t at = last - (end - 1 - own);
+      const uint32_t offset = row_offset(a.states, block_of(a.states, request, at), at);
       __syncwarp();
 #pragma unroll
       for (int i = 0; i < kWarpRows / kCopyRows; ++i) {
@@ -46,13 +47,14 @@ __global__ void __launch_bounds__(32 * kPoolWarps, kResident) pool_kernel(const 
         // With overlap the group before has the first half of the columns, the group itself the second.
         const uint32_t half = a.window > a.ratio && start + r >= a.ratio ? a.width / kQuad : 0;
         float4* to = &tile[warp][r][part][quad];
-        const uint32_t at = __shfl_sync(kWholeWarp, offset, r) + half + column;
+        const uint32_t from = __shfl_sync(kWholeWarp, offset, r) + half + column;
         if (r >= begin && r < end) {
-          copy_async(to, a.states.base + at);
+          copy_async(to, a.states.base + from);
         } else {
           *to = absent(part);
         }
       }
+      let_successor();  // as in compress.cu: once this kernel's reads are under way
       wait_copies();
       __syncwarp();
       float kv[kWarpRows], score[kWarpRows];

@@ -13,7 +13,7 @@ struct StoreArguments {
   Rows rows;
 };
 
-template <int kRowWidth>
+template <int kRowWidth, Format kFormat>
 __global__ void __launch_bounds__(kMostThreads) store_kernel(const __grid_constant__ StoreArguments a) {
   __shared__ float parts[4];
   fetch_ahead(a.rows, unit<kRowWidth>(), row_thread<kRowWidth>());
@@ -23,9 +23,14 @@ __global__ void __launch_bounds__(kMostThreads) store_kernel(const __grid_consta
     const float4 row = a.pooled[static_cast<int64_t>(token) * kRowThreads<kRowWidth> + row_thread<kRowWidth>()];
     float v[kQuad] = {row.x, row.y, row.z, row.w};
     if (kRowWidth == 512) __syncthreads();  // whoever still reads the parts of the row before
-    norm_turn_insert<kRowWidth>(a.store, factors, slot, v, parts);
+    norm_turn_insert<kRowWidth, kFormat>(a.store, factors, place_of(a.store, slot), v, parts);
   });
 }
+
+struct StoreKernels {
+  template <int kRowWidth, Format kFormat>
+  static constexpr auto of = store_kernel<kRowWidth, kFormat>;
+};
 
 }  // namespace
 
@@ -48,7 +53,7 @@ void store_compressed(const Call& call) {
   if (tokens == 0) return;
   a.rows.tokens = static_cast<int>(tokens);
   a.rows.chunk = chunk_for(tokens, ratio);
-  launch_rows(call, a, given.width, store_kernel<512>, store_kernel<128>);
+  launch_rows<StoreKernels>(call, a, given.width, format);
 }
 
 }  // namespace dsv4

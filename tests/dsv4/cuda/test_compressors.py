@@ -107,3 +107,27 @@ def test_rows_without_slots_need_no_table() -> None:
     spare.run()
     torch.cuda.synchronize()
     assert all(same_bits(one, other) for one, other in zip(spare.written(), before, strict=True))
+
+
+@pytest.mark.parametrize("layout", [Format.FP8_DS_MLA, Format.PLAIN], ids=lambda one: one.name)
+def test_states_saved_by_the_kernel_before_are_waited_for(layout: Format) -> None:
+    """Launches overlap, and compression lets its successor begin later than other kernels do.
+
+    Fails without the wait in `await_predecessor` (csrc/dsv4/launch.cuh).
+    """
+    compress = compressed(maker(), 2048, layout)
+    state, cache = compress.inputs[0], compress.inputs[7]
+    rows, width = state.shape[0] * state.shape[1], state.shape[2]
+    source, nothing = maker().plain(rows, width), torch.zeros(4, width // 2, device="cuda")
+    place = torch.arange(rows, device="cuda")
+    save = made(ops.save_partial_states, (source, nothing, place, place, state))
+
+    def run(pause: Callable[[], None]) -> torch.Tensor:
+        state.zero_(), cache.zero_()
+        torch.cuda.synchronize()
+        save.run(), pause(), compress.run()
+        return cache.clone()
+
+    wanted = run(torch.cuda.synchronize)
+    for _ in range(20):
+        assert same_bits(run(lambda: None), wanted)
