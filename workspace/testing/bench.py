@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -240,8 +240,19 @@ class Bench(ABC):
         """Whether the address is the bench's device's."""
 
     @abstractmethod
-    def offset_bases(self, nbytes: int) -> AbstractContextManager[None]:
+    def past(self, whole: Any, nbytes: int) -> Any:
+        """A buffer that begins so many bytes into another."""
+
+    @contextmanager
+    def offset_bases(self, nbytes: int) -> Iterator[None]:
         """In it, the framework's allocator hands out bases that are so many bytes past an aligned address."""
+        driver: Any = self.ws.driver
+        alloc = driver.alloc
+        driver.alloc = lambda size, stream: self.past(alloc(size + nbytes, stream), nbytes)
+        try:
+            yield
+        finally:
+            driver.alloc = alloc
 
     @abstractmethod
     def device_capacity(self, nbytes: int) -> AbstractContextManager[None]:
