@@ -233,6 +233,11 @@ class Timeline:
         same_side = owner.capture is waiter.capture
         if same_side and owner.last is not None and owner.last.epoch >= epoch:
             return owner.last
+        if same_side and owner.capture is None and _may_be_gone(owner):
+            raise StreamError(
+                f"a use on {owner!r} got no event at its release, and {waiter!r} is to wait for it",
+                "release leases before a stream they were used on is destroyed; ws.synchronize() shows the use over",
+            )
         if not same_side or (owner.capture is None and self.call(self.driver.capture_of, owner.key)):
             raise CaptureError(
                 f"a use on {owner!r} has no event yet, and {waiter!r} is on the other side of a capture",
@@ -240,6 +245,10 @@ class Timeline:
                 owner=owner.name, waiter=waiter.name,
             )  # fmt: skip
         return self.record(owner)
+
+    def _recordable(self, owner: Stream) -> bool:
+        """Whether an event can be recorded for past uses of a stream outside captures: not on one that may be gone."""
+        return not _may_be_gone(owner) and not self.call(self.driver.capture_of, owner.key)
 
     def fenceable(self, block: Block, stream: Stream) -> bool:
         """Whether `fence` would succeed."""
@@ -250,7 +259,7 @@ class Timeline:
             if owner.capture is not stream.capture:
                 return False
             recorded = _recorded(block, used, epoch) or (owner.last and owner.last.epoch >= epoch)
-            if not recorded and owner.capture is None and self.call(self.driver.capture_of, owner.key):
+            if not recorded and owner.capture is None and not self._recordable(owner):
                 return False
         return True
 
@@ -311,9 +320,10 @@ class Timeline:
             event = _recorded(block, used, epoch)
             owner = self._by_id[used]
             if event is None:
-                if owner.capture is not None or self.call(self.driver.capture_of, owner.key):
+                event = owner.last if owner.last and owner.last.epoch >= epoch else None
+                if owner.capture is not None or (event is None and not self._recordable(owner)):
                     return False
-                event = owner.last if owner.last and owner.last.epoch >= epoch else self.record(owner)
+                event = event or self.record(owner)
             self.await_event(event)
         return True
 
@@ -457,6 +467,11 @@ class Timeline:
         )
         self.driver = cast(Driver, ParentsDriver(self.driver, refusal))
         self.refresh()
+
+
+def _may_be_gone(stream: Stream) -> bool:
+    """Whether it is a raw stream, whose owner may have destroyed it."""
+    return stream.exact and not stream.communication
 
 
 def _recorded(block: Block, used: int, epoch: int) -> Event | None:

@@ -8,9 +8,10 @@ import pytest
 
 from tests.workspace.scene import BYTES, SLAB, scene
 from workspace.adaptors.poison import Poison
-from workspace.errors import DriverError
+from workspace.errors import DriverError, StreamError
 from workspace.lane import Lane
 from workspace.strategies.pooled import Pooled
+from workspace.timeline import Timeline
 from workspace.workspace import Workspace
 
 
@@ -164,3 +165,41 @@ def test_a_lease_whose_graph_has_gone_can_be_acquired_again() -> None:
             device.launch("again", writes=[before.x])
     assert device.verdict() == "SAFE"
     ws.close()
+
+
+@pytest.mark.parametrize("strategy", ["event_fenced", "per_stream"])
+@pytest.mark.parametrize("how", ["use", "acquirer"])
+@pytest.mark.parametrize("asked", [True, False], ids=["fixed", "as it was"])
+def test_a_use_on_a_stream_that_is_gone_keeps_nobody_from_other_bytes(
+    strategy: str, how: str, asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its release says so; the block waits for a synchronisation, and everybody else is served from other bytes.
+
+    The control asks the device for the stream, as it was: every acquire that met the block raised.
+    """
+    if not asked:
+        monkeypatch.setattr(Timeline, "_recordable", lambda timeline, owner: not timeline.driver.capture_of(owner.key))
+    device, ws = scene(strategy, steady=True, reserve=SLAB)
+    main, raw = ws.stream("main"), device.new_raw_stream("raw")
+    with ws.on(main):
+        lease = ws.acquire(BYTES, stream=raw if how == "acquirer" else main, N=SLAB)
+        device.launch("write", writes=[lease.x], stream=ws.timeline.of(raw).key)
+        if how == "use":
+            ws.use(lease, raw)
+        device.destroy_stream(raw)
+        with pytest.raises(StreamError):
+            lease.release()
+        if not asked:
+            with pytest.raises(StreamError, match="destroyed"):
+                ws.acquire(BYTES, N=64)
+            return
+        for nbytes in (64, SLAB):
+            with ws.lease(BYTES, N=nbytes) as other:
+                device.launch("write", writes=[other.x])
+        grown = ws.snapshot().reserved
+        ws.synchronize()
+        with ws.lease(BYTES, N=SLAB) as one, ws.lease(BYTES, N=SLAB // 2) as two:
+            device.launch("write", writes=[one.x, two.x])
+        assert ws.snapshot().reserved == grown
+    ws.trim()
+    assert device.verdict() == "SAFE" and ws.snapshot().reserved == 0
