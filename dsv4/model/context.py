@@ -28,6 +28,8 @@ class Context:
     """
 
     def __init__(self, tokens: Sequence[int], vocabulary: int, longest: int) -> None:
+        if not isinstance(tokens, Sequence):
+            raise RequestError(f"a prompt of type {type(tokens).__name__}", "pass a list of token ids")
         if not tokens:
             raise RequestError("the prompt is empty", "pass one token or more")
         self.tokens: list[int] = []

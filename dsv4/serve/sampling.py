@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import attrs
 import torch
@@ -78,7 +78,11 @@ RULES: dict[str, tuple[Callable[..., bool], str, str]] = {
         "pass 1 to draw from all tokens, 0.9 to leave out the least likely ones",
     ),
     "seed": (_whole, "integer", "pass an int"),
-    "stop_tokens": (lambda value: all(map(_whole, value)), "set of token ids", "pass integers"),
+    "stop_tokens": (
+        lambda value: isinstance(value, Collection) and all(map(_whole, value)),
+        "set of token ids",
+        "pass integers",
+    ),
 }
 
 

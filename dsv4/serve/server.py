@@ -73,7 +73,9 @@ class Server:
             The prompt is empty, an id is outside the vocabulary, or the request could not run even alone: its context
             is above the engine's, or the caches have too few blocks. Nothing was taken; other requests do not notice.
         """
-        sampling = sampling or Sampling()
+        sampling = Sampling() if sampling is None else sampling
+        if not isinstance(sampling, Sampling):
+            raise RequestError(f"sampling={sampling!r}", "pass a dsv4.serve.sampling.Sampling")
         engine, vocabulary = self.model.engine, self.model.vocabulary
         context = Context(prompt, vocabulary, engine.max_model_len)
         for token in sampling.stop_tokens:
@@ -94,11 +96,22 @@ class Server:
         return generation
 
     def cancel(self, generation: Generation) -> bool:
-        """End a request and give its blocks back; False when it had ended already."""
+        """End a request and give its blocks back; False when it had ended already.
+
+        Raises `RequestError` for a request of another server.
+        """
+        self._check_own(generation)
         if generation.finish is not None:
             return False
         self._end(generation, Finish.CANCELLED)
         return True
+
+    def _check_own(self, generation: Generation) -> None:
+        """Each server numbers its requests from 0, so that one of another's would be mistaken for its own."""
+        if generation.finish is None and self._live.get(generation.id) is not generation:
+            raise RequestError(
+                f"request {generation.id} runs in another server", "ask the server that it was submitted to"
+            )
 
     def close(self) -> None:
         """Cancel every request. Twice is no error."""
@@ -118,7 +131,10 @@ class Server:
             At the end, where a step of the request failed.
         NoRoom
             At the end, where the request found no blocks.
+        RequestError
+            It is a request of another server.
         """
+        self._check_own(generation)
         given = 0
         try:
             while generation.finish is None or given < generation.generated:

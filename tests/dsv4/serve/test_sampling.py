@@ -97,6 +97,7 @@ def test_logits_without_a_largest_one_are_refused(temperature: float, logits: li
         {"top_p": float("nan")},
         {"seed": 0.5},
         {"stop_tokens": frozenset(["a"])},
+        {"stop_tokens": 3},
     ],
     ids=str,
 )

@@ -169,6 +169,33 @@ def test_cancelling_gives_the_blocks_back_and_leaves_the_others_alone() -> None:
     assert model.free == everything and server.unfinished == 0
 
 
+def test_a_request_of_another_server_is_left_to_it() -> None:
+    """Two servers of one model, whose requests have the same numbers: neither cancels nor reads the other's."""
+    model = StandIn()
+    everything, servers = model.free, [Server(model), Server(model)]
+    own, others = (server.submit(prompt(20, seed), Sampling(max_new_tokens=4)) for seed, server in enumerate(servers))
+    assert own.id == others.id
+    for server, generation in ((servers[0], others), (servers[1], own)):
+        with pytest.raises(RequestError, match="another server"):
+            server.cancel(generation)
+        with pytest.raises(RequestError, match="another server"):
+            next(server.stream(generation))
+    assert list(servers[0].stream(own)) == expected(prompt(20), 4)
+    assert list(servers[1].stream(others)) == expected(prompt(20, 1), 4)
+    assert model.free == everything and not servers[0].cancel(others)
+
+
+@pytest.mark.parametrize("wrong", [torch.tensor([1, 2]), iter([1, 2]), {1, 2}, None, 5, "ab", [[1]], [1.0]], ids=str)
+def test_a_prompt_is_a_sequence_of_ids(wrong: Any) -> None:
+    """Anything else is refused by its type, or by the first token that is none."""
+    server = Server(StandIn())
+    with pytest.raises(RequestError):
+        server.submit(wrong)
+    with pytest.raises(RequestError, match="sampling="):
+        server.submit([1], wrong if wrong is not None else 0)
+    assert server.unfinished == 0
+
+
 def test_closing_cancels_everything() -> None:
     model = StandIn()
     everything, server = model.free, Server(model)
