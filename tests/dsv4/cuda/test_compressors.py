@@ -125,7 +125,9 @@ def test_states_saved_by_the_kernel_before_are_waited_for(layout: Format) -> Non
     def run(pause: Callable[[], None]) -> torch.Tensor:
         state.zero_(), cache.zero_()
         torch.cuda.synchronize()
-        save.run(), pause(), compress.run()
+        save.run()
+        pause()
+        compress.run()
         return cache.clone()
 
     wanted = run(torch.cuda.synchronize)
