@@ -59,6 +59,11 @@ def test_strategies_are_listed_with_a_line_each() -> None:
         (["sweep", *STANDIN, "--model", "large"], "there is no model 'large'", "choose 'small'"),
         (["sweep", *STANDIN, "--execute", "--workload", "tests.sweep.standin:Replayed"], "no numbers", "--execute"),
         (["sweep", *STANDIN, "--driver", "cuda"], "does not run on the 'cuda' driver", "--driver simulated"),
+        (["sweep", *STANDIN, "--workload", "os:path"], "there is no workload 'os:path'", "MODULE:CLASS"),
+        (["sweep", *STANDIN, "--workload", "builtins:dict"], "there is no workload 'builtins:dict'", "MODULE:CLASS"),
+        (["sweep", *STANDIN, "--workload", "os:"], "there is no workload 'os:'", "MODULE:CLASS"),
+        (["sweep", *STANDIN, "--out", "/proc/x"], "--out /proc/x cannot be written to", "a folder"),
+        (["sweep", *STANDIN, "--out", "/dev/null"], "--out /dev/null cannot be written to", "a folder"),
         (["sweep", *STANDIN, "--nvtx"], "'simulated', which no profiler sees", "--driver cuda"),
     ],
 )

@@ -13,7 +13,7 @@ from workspace.errors import Unsupported
 from workspace.sweep.execute import open_execution
 from workspace.sweep.pictures import draw_bytes, draw_comparison
 from workspace.sweep.plan import Cell, Replay, cells
-from workspace.sweep.report import report, write_json
+from workspace.sweep.report import make_folder, report, write_json
 from workspace.sweep.result import Refused, Result
 from workspace.sweep.runner import run_cells
 from workspace.sweep.session import open_session
@@ -62,6 +62,7 @@ def run(
     if nvtx:
         raise Unsupported("--nvtx with driver 'simulated', which no profiler sees", "choose --driver cuda")
     session = open_session(replay)
+    make_folder(out)
     todo = cells(safe, modes or MODES, micro_batches, aux_streams)
     console.print(session.description)
     computed = open_execution(replay).description if replay.schedules else ""
@@ -74,7 +75,6 @@ def run(
     measured = [result for result in results if isinstance(result, Result)]
     print_results(console, results, safe)
 
-    out.mkdir(parents=True, exist_ok=True)
     write_json(report(replay, session.description, computed, results), out / "sweep.json")
     written = ["sweep.json"]
     if any(result.envelope for result in measured):

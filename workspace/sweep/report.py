@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import platform
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import orjson
 import torch
 
 from workspace.config import load_config
+from workspace.errors import ConfigError
 from workspace.sweep.plan import Replay
 from workspace.sweep.result import Refused, Result, host_ratios
 
@@ -74,6 +76,16 @@ def _settings() -> dict[str, Any]:
     by_cell = ("strategy", "allow_unsafe", "micro_batches", "statistics")
     settings = attrs.asdict(load_config().config)
     return {name: value for name, value in settings.items() if name not in by_cell}
+
+
+def make_folder(out: Path) -> None:
+    """Before anything is measured: raises `ConfigError` where the report could not be written."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        probe = tempfile.TemporaryFile(dir=out)
+    except OSError as error:
+        raise ConfigError(f"--out {out} cannot be written to: {error.strerror}", "name a folder") from error
+    probe.close()
 
 
 def write_json(content: dict[str, Any], path: Path) -> None:

@@ -23,7 +23,7 @@ def find_workload(name: str) -> Workload:
     if ":" in name:
         try:
             return _made(pkgutil.resolve_name(name))
-        except (ImportError, AttributeError) as error:
+        except (ImportError, AttributeError, TypeError, ValueError) as error:
             raise ConfigError(f"there is no workload {name!r}: {error}", "give MODULE:CLASS") from None
     known = registry.workloads()
     if name not in known:
@@ -40,6 +40,8 @@ def find_workload(name: str) -> Workload:
 
 def _made(entry: Any) -> Workload:
     workload: Workload = entry()
+    for needed in ("drivers", "models"):
+        getattr(workload, needed)
     return workload
 
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from workspace.config import load_config
 from workspace.errors import Unsupported
 from workspace.sweep.plan import Replay
+from workspace.sweep.report import make_folder
 from workspace.sweep.session import find_workload
 from workspace.sweep.timed import TRACE, Clock, CudaClock, Setting, measure
 from workspace.sweep.timed_load import measure_load
@@ -51,7 +52,7 @@ def run(
     clock = clock or CudaClock()
     console.print(model.description)
     rounds = replay.steps or ROUNDS
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     config = load_config(overrides={"nvtx": True} if nvtx else {}).config
     plan = {"workload": replay.workload, "model": model.description, "rounds": rounds, "strategies": list(safe)}
     plan |= {"nvtx": config.nvtx}
