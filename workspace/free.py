@@ -11,16 +11,17 @@ Key = tuple[int, int, int]
 
 
 class FreeBlocks:
-    """Free blocks of one sub-pool, smallest first, equals by address.
+    """Free blocks of one sub-pool, smallest first, equals by address; `nbytes` of all of them.
 
     Two lists and `bisect`: a block enters and leaves in about a microsecond, a sorted container of many needs several.
     """
 
-    __slots__ = ("_blocks", "_keys")
+    __slots__ = ("_blocks", "_keys", "nbytes")
 
     def __init__(self) -> None:
         self._keys: list[Key] = []
         self._blocks: list[Block] = []
+        self.nbytes = 0
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -42,6 +43,7 @@ class FreeBlocks:
         place = bisect_left(self._keys, key)
         self._keys.insert(place, key)
         self._blocks.insert(place, block)
+        self.nbytes += block.nbytes
 
     def remove(self, block: Block) -> None:
         """Take a block out before its bounds change. Raises `ValueError` for one that is not among them."""
@@ -50,6 +52,7 @@ class FreeBlocks:
         if place == len(self._keys) or self._keys[place] != key or self._blocks[place] is not block:
             raise ValueError(f"{block!r} is not among the free blocks")
         del self._keys[place], self._blocks[place]
+        self.nbytes -= block.nbytes
 
 
 def _key(block: Block) -> Key:

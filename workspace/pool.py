@@ -378,10 +378,12 @@ class Pool:
 
     # -- free blocks -----------------------------------------------------------------------------------------
     def largest(self) -> int:
-        """Bytes of the largest free block, or of what neighbours would make together."""
+        """Bytes that no free block exceeds, nor what neighbours would make together."""
         if self._largest is None:
-            blocks = (free.largest for free in self.free.values())
-            self._largest = max(map(size_of, self.runs()) if self.by_streams else blocks, default=0)
+            if self.by_streams:  # all that is free: to look at each run of neighbours takes longer than a lease
+                self._largest = sum(free.nbytes for free in self.free.values())
+            else:
+                self._largest = max((free.largest for free in self.free.values()), default=0)
         return self._largest
 
     def _fitting(self, nbytes: int, home: Home) -> list[Block]:
