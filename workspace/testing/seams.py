@@ -136,7 +136,12 @@ SEAMS: dict[str, Seam] = {
     "pin": Seam("a graph's hold on bytes declared used in its capture", ((Pinnable, "pin", _nothing),)),
     "rollback": Seam("what a failed capture claimed going back", ((Lane, "rollback", _nothing),)),
     "child timeline": Seam(
-        "a capture's clocks being its own", ((Timeline, "captured_self", _eager_self), (Timeline, "forget", _nothing))
+        "a capture's clocks being its own",
+        (
+            (Timeline, "captured_self", _eager_self),
+            (Timeline, "forget", _nothing),
+            (Fork, "_refuse_taken", _nothing),  # it takes an eager self that captures for another thread's doing
+        ),
     ),
     "complete only": Seam(
         "a graph replayed unseen taking only bytes whose uses are over", ((Lane, "_claimable", _always(True)),)

@@ -168,7 +168,7 @@ def handle_of_a_destroyed_stream(bench: Bench) -> None:
 
 @scenario("a3-declared", "P", "exact", "declare", evidence="failure")
 def declared_use_on_a_destroyed_stream(bench: Bench) -> None:
-    """A use declared on a raw stream is recorded while the stream exists."""
+    """A use declared on a raw stream is recorded while the stream exists, so that its bytes can be waited for."""
     ws, nbytes = bench.ws, bench.mib(4)
     raw = bench.raw_stream()
     lease = ws.acquire(BLOCK, N=nbytes)
@@ -180,6 +180,7 @@ def declared_use_on_a_destroyed_stream(bench: Bench) -> None:
     lease.release()
     bench.destroy(raw)
     bench.raw_stream()
+    ws.lock()  # nothing else is there
     with ws.lease(BLOCK, N=nbytes) as again:
         bench.fill(again.data, 9)
 
