@@ -138,12 +138,14 @@ __device__ Factors load_factors(const Store& s, uint32_t position) {
   } else {
     f.raw = static_cast<const uint4*>(s.norm_weight)[row_thread<kRowWidth>()];
   }
-  // Threads of what is not rotated load the first pair, too: a branch would let the compiler put the loads off.
-  const int pair = max(0, first_pair<kRowWidth>());
-  const float* row = s.cos_sin + static_cast<int64_t>(s.groups.quotient(position)) * s.groups.by * kRope + pair;
-  f.cos = *reinterpret_cast<const float2*>(row);
-  f.sin = *reinterpret_cast<const float2*>(row + kRope / 2);
-  __syncwarp();  // nor may what follows change places with them
+  int pair = first_pair<kRowWidth>();
+  if constexpr (kRowWidth == 128) pair = max(0, pair);  // a warp is turned in part: its threads do as one
+  if (kRowWidth == 128 || pair >= 0) {
+    const float* row = s.cos_sin + static_cast<int64_t>(s.groups.quotient(position)) * s.groups.by * kRope + pair;
+    f.cos = *reinterpret_cast<const float2*>(row);
+    f.sin = *reinterpret_cast<const float2*>(row + kRope / 2);
+  }
+  __syncwarp();  // or the compiler puts these reads off until they are used
   return f;
 }
 

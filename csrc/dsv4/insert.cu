@@ -48,6 +48,7 @@ __device__ void queries(const InsertArguments& a, int token, int head, int lane)
   }
   Turn turn{};
   if (lane >= kFirstRopeLane && there > 0) turn = turn_of(a, token, lane);
+  let_successor();  // once the reads are under way: see launch.cuh
 #pragma unroll
   for (int i = 0; i < kHeads; ++i) {
     if (head + i >= a.padded) break;
@@ -75,6 +76,7 @@ __device__ void key(const InsertArguments& a, int token, int lane) {
   if (slot < 0) return;
   const uint4* from = a.kv + static_cast<int64_t>(token) * kRowVectors + lane;
   Eight x = unpack(from[0]), y = unpack(from[32]);
+  let_successor();  // once the reads are under way: see launch.cuh
   const bool rope = lane >= kFirstRopeLane;
   if (rope) rotate(y, turn_of(a, token, lane));
   const uint4 first = pack(x), second = pack(y);
@@ -108,7 +110,7 @@ __device__ void key(const InsertArguments& a, int token, int lane) {
 
 template <int kHeads>
 __global__ void __launch_bounds__(32 * kWarps) insert_kernel(const __grid_constant__ InsertArguments a) {
-  after_predecessor();
+  await_predecessor();
   const int warp = blockIdx.x * kWarps + threadIdx.x / 32, lane = threadIdx.x % 32;
   // Keys first: theirs is the longest chain of dependent loads.
   if (warp < a.inserted) return key(a, warp, lane);

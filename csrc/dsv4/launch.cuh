@@ -3,8 +3,11 @@
 // On devices that can (sm_90 and newer) every kernel is launched with programmatic stream serialization: its blocks may
 // be resident while its predecessor still runs. So every thread, on every path, calls `after_predecessor` before it
 // touches memory: it lets the next kernel do the same, then waits until the predecessor is over and its writes are
-// visible. A kernel whose time is that of its fullest multiprocessor calls the halves apart, the wait first: until it
-// lets the next one's blocks come, no third grid's blocks fill the room they would find evenly.
+// visible.
+//
+// A kernel of a wave or less does better to wait first, and to let the next one's blocks come once its own reads are
+// under way: then one grid waits at a time. Where several pile up, the later ones' blocks go where others end first,
+// some multiprocessors get twice their share, and the fullest sets the time.
 #pragma once
 #include "call.h"
 

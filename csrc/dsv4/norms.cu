@@ -43,7 +43,7 @@ __device__ float row_sum(float v) {
 // kMost accesses of 16 bytes a thread hold the widest part.
 template <int kLanes, int kMost>
 __global__ void __launch_bounds__(kThreads) norm_kernel(const __grid_constant__ NormArguments a) {
-  after_predecessor();
+  await_predecessor();
   const int of_block = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const int unit = blockIdx.x * (kThreads / kLanes) + of_block, row = unit / a.parts;
   if (row >= a.rows) return;
@@ -61,6 +61,7 @@ __global__ void __launch_bounds__(kThreads) norm_kernel(const __grid_constant__ 
     if (lane + i * kLanes < vectors)
       weight[i] = load_weights(part.weight, part.weight_is_bf16, (lane + i * kLanes) * kVector);
   }
+  let_successor();  // once this kernel's reads are under way: see launch.cuh
   float sum = 0;
 #pragma unroll
   for (int i = 0; i < kMost; ++i) {

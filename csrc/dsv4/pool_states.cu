@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(32 * kPoolWarps, kResident) pool_kernel(const 
           *to = absent(part);
         }
       }
-      let_successor();  // as in compress.cu: once this kernel's reads are under way
+      let_successor();  // once this kernel's reads are under way: see launch.cuh
       wait_copies();
       __syncwarp();
       float kv[kWarpRows], score[kWarpRows];

@@ -17,10 +17,11 @@ template <int kRowWidth, Format kFormat>
 __global__ void __launch_bounds__(kMostThreads) store_kernel(const __grid_constant__ StoreArguments a) {
   __shared__ float parts[4];
   fetch_ahead(a.rows, unit<kRowWidth>(), row_thread<kRowWidth>());
-  after_predecessor();
+  await_predecessor();
   for_each_slot(a.rows, unit<kRowWidth>(), [&](int token, int slot, int position, int) {
-    const Factors factors = load_factors<kRowWidth>(a.store, position);
     const float4 row = a.pooled[static_cast<int64_t>(token) * kRowThreads<kRowWidth> + row_thread<kRowWidth>()];
+    const Factors factors = load_factors<kRowWidth>(a.store, position);
+    let_successor();  // once this kernel's reads are under way: see launch.cuh
     float v[kQuad] = {row.x, row.y, row.z, row.w};
     if (kRowWidth == 512) __syncthreads();  // whoever still reads the parts of the row before
     norm_turn_insert<kRowWidth, kFormat>(a.store, factors, place_of(a.store, slot), v, parts);

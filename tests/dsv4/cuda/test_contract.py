@@ -113,7 +113,7 @@ def test_the_callers_stream_is_used(name: str) -> None:
 def test_a_kernel_waits_for_the_one_before() -> None:
     """Launches overlap: what a long kernel writes last is read at once by a short one.
 
-    Fails without the wait in `after_predecessor` (csrc/dsv4/launch.cuh).
+    Fails without the wait in `await_predecessor` (csrc/dsv4/launch.cuh).
     """
     first = call("rms_norm", 8192)
     first.run()
