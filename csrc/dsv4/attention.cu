@@ -5,11 +5,11 @@
 // dequantised once for all of them, and streams tiles of keys, which eight warps fetch (attention_keys.cuh) while two
 // groups of four multiply in turns (attention_tiles.cuh). Blocks stay for one row after the other, and fetch the next
 // row's keys while they finish the last one's. Where rows alone leave multiprocessors idle, blocks share the keys of a
-// row and merge what they found (attention_merge.cuh).
+// row and merge what they found (attention_cluster.cuh).
 #include <algorithm>
 
+#include "attention_cluster.cuh"
 #include "attention_keys.cuh"
-#include "attention_merge.cuh"
 #include "ops.h"
 
 namespace dsv4 {
@@ -18,7 +18,13 @@ namespace {
 // Warps that fetch need fewer registers than those that multiply: of 128 each they make 64 and 192.
 constexpr int kProducerRegisters = 64, kConsumerRegisters = 192;
 
-template <bool kQuantised>
+#if __CUDA_ARCH__ >= 900
+constexpr bool kClusters = true;
+#else
+constexpr bool kClusters = false;
+#endif
+
+template <int kParts>
 __device__ void consume(const AttentionArguments& a, Shared& s) {
   const int group = warp_group();
   const Operands at(s, group);
@@ -33,45 +39,56 @@ __device__ void consume(const AttentionArguments& a, Shared& s) {
     lens = lens_of(a, items);  // read while this row's tiles are multiplied
     const Sinks sinks(a, first_head);
     Running run;
-    attend<kQuantised>(a, s, run, at, group, before, range.last - range.first);
+    attend<kParts>(a, s, run, at, group, before, range.last - range.first);
     before += range.last - range.first;
+    if constexpr (kParts > 1) {
+#if __CUDA_ARCH__ >= 900
+      merge_in_cluster<kParts>(a, s, run, sinks, row, first_head, group);
+#endif
+      return;  // a cluster has one row
+    }
     add_weights(s, run, group, turn);
     turn ^= 1;
     if (a.in_partial) {
       store_part(a, run, row, first_head, group);
-#if __CUDA_ARCH__ >= 900
-    } else if (a.parts.by > 1) {
-      merge_in_cluster(a, s, run, sinks, row, first_head, group);
-#endif
     } else {
       store(a, run, sinks, row, first_head, group);
     }
   }
 }
 
-template <bool kQuantised>
+// kParts: blocks that share a row as a cluster.
+template <bool kQuantised, int kParts>
 __global__ void __launch_bounds__(kThreads, 1) attention_kernel(const __grid_constant__ AttentionArguments a) {
-  after_predecessor();
+  if constexpr (kParts > 1 && !kClusters) return;  // never launched there
   extern __shared__ __align__(1024) uint8_t memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < kStages; ++stage) {
       // Copies arrive by thread, and what warps store themselves by warp.
-      begin_barrier(s.filled[stage], kProducers / 32 + (kQuantised ? 0 : kProducers));
+      for (auto& half : s.filled[stage]) begin_barrier(half, kProducers / 32 + (kQuantised ? 0 : kProducers));
       for (auto& half : s.emptied[stage]) begin_barrier(half, kGroupThreads / 32);
     }
     begin_barrier(s.q_emptied, kConsumers / 32);
+#if __CUDA_ARCH__ >= 900
+    if constexpr (kParts > 1) begin_cluster<kParts>(s);
+#endif
   }
   __syncthreads();
+#if __CUDA_ARCH__ >= 900
+  if constexpr (kParts > 1) cluster_arrive();
+#endif
   if (threadIdx.x >= kConsumers) {
     fewer_registers<kProducerRegisters>();
+    after_predecessor();  // only here: what comes before touches no memory but the block's own
     if constexpr (kQuantised)
-      produce_quantised(a, s);
+      produce_quantised<kParts>(a, s);
     else
-      produce_plain(a, s);
+      produce_plain<kParts>(a, s);
   } else {
     more_registers<kConsumerRegisters>();
-    consume<kQuantised>(a, s);
+    after_predecessor();
+    consume<kParts>(a, s);
   }
 }
 
@@ -82,7 +99,7 @@ int threads() {
   const int device = current_device();
   if (device < kDevices && known[device]) return known[device];
   cudaFuncAttributes found{};
-  cudaFuncGetAttributes(&found, attention_kernel<kQuantised>);
+  cudaFuncGetAttributes(&found, attention_kernel<kQuantised, 1>);
   const int count = found.maxThreadsPerBlock == kWgmmaThreads ? kWgmmaThreads : kMmaThreads;
   if (device < kDevices) known[device] = count;
   return count;
@@ -99,6 +116,16 @@ int parts_of(int items, int listed) {
   return parts;
 }
 
+template <bool kQuantised, int kParts>
+void launch_blocks(const Call& call, const AttentionArguments& a, int items) {
+  const int block = threads<kQuantised>();
+  const int shared = block == kWgmmaThreads ? sizeof(SharedOf<kWgmmaTile>) : sizeof(SharedOf<kMmaTile>);
+  const int parts = static_cast<int>(a.parts.by);
+  allow_shared<attention_kernel<kQuantised, kParts>>(shared);
+  const dim3 grid(parts > 1 ? items : std::min(items, multiprocessors()), parts);
+  launch(call, attention_kernel<kQuantised, kParts>, grid, block, a, shared, kParts);
+}
+
 template <bool kQuantised>
 void launch_attention(const Call& call, AttentionArguments& a, int64_t rows, int64_t splits) {
   const int groups = ceil_div(a.padded, kHeads), items = static_cast<int>(rows) * groups;
@@ -107,11 +134,12 @@ void launch_attention(const Call& call, AttentionArguments& a, int64_t rows, int
   a.groups = Divisor(groups);
   a.parts = Divisor(parts);
   a.in_partial = splits > 0;
-  const int block = threads<kQuantised>();
-  const int shared = block == kWgmmaThreads ? sizeof(SharedOf<kWgmmaTile>) : sizeof(SharedOf<kMmaTile>);
-  allow_shared<attention_kernel<kQuantised>>(shared);
-  const dim3 grid(parts > 1 ? items : std::min(items, multiprocessors()), parts);
-  launch(call, attention_kernel<kQuantised>, grid, block, a, shared, a.in_partial ? 1 : parts);
+  switch (a.in_partial ? 1 : parts) {
+    case 8: launch_blocks<kQuantised, 8>(call, a, items); break;
+    case 4: launch_blocks<kQuantised, 4>(call, a, items); break;
+    case 2: launch_blocks<kQuantised, 2>(call, a, items); break;
+    default: launch_blocks<kQuantised, 1>(call, a, items);
+  }
   if (a.in_partial) launch(call, merge_kernel, dim3(a.rows, a.padded), kMergeThreads, a);
 }
 

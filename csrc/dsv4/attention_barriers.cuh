@@ -1,7 +1,7 @@
 // How the warps of an attention block wait for one another, and the blocks of a cluster.
 //
 // Between warps that fetch and warps that multiply: mbarriers, whose phases alternate. Among those that multiply: named
-// barriers.
+// barriers. Between blocks: mbarriers as well, on which other blocks' warps arrive, or the bytes that they send.
 #pragma once
 #include <cstdint>
 
@@ -57,9 +57,17 @@ __device__ inline void named_arrive(int barrier, int threads) {
 
 #if __CUDA_ARCH__ >= 900
 
-// All blocks of the cluster have come here, and see what each wrote before.
-__device__ inline void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
+// For barriers that other blocks of the cluster know; then each thread arrives, and waits before it uses one of theirs.
+__device__ inline void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+__device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// Arrives, and so many bytes have to arrive, too.
+__device__ inline void expect(uint64_t& barrier, uint32_t bytes) {
+  asm volatile("{ .reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1; }" ::"r"(
+                   shared_address(&barrier)),
+               "r"(bytes)
+               : "memory");
 }
 // The same place in another block's shared memory.
 __device__ inline uint32_t place_in(uint32_t address, int block) {
@@ -67,13 +75,30 @@ __device__ inline uint32_t place_in(uint32_t address, int block) {
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(block));
   return there;
 }
-__device__ inline void store_there(uint32_t address, float4 v) {
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v.x), "f"(v.y), "f"(v.z),
-               "f"(v.w)
+// Once for a warp, at the barriers of all other blocks, when it has what it read. What it wrote is not published.
+__device__ inline void arrive_elsewhere(uint64_t& barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) {
+    for (int block = 0; block < static_cast<int>(gridDim.y); ++block) {
+      if (block == static_cast<int>(blockIdx.y)) continue;
+      asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(
+                       place_in(shared_address(&barrier), block))
+                   : "memory");
+    }
+  }
+  __syncwarp();
+}
+// Stores in another block's shared memory; the bytes arrive at a barrier there.
+__device__ inline void send(uint32_t address, uint4 v, uint32_t barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+                   address),
+               "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(barrier)
                : "memory");
 }
-__device__ inline void store_there(uint32_t address, float2 v) {
-  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(v.x), "f"(v.y) : "memory");
+__device__ inline void send(uint32_t address, float2 v, uint32_t barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(address),
+               "f"(v.x), "f"(v.y), "r"(barrier)
+               : "memory");
 }
 
 #endif

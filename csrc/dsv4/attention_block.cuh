@@ -56,9 +56,24 @@ struct __align__(1024) SharedOf {
   float reference[2][kHeads];       // which score weights of 1 had, to base 2
   float weight[2][2][kHeads];       // of rows in turn, by warp group
   float2 part[kColumns][kHeads];    // reference and weight of each block of the cluster
-  uint64_t filled[kStages], emptied[kStages][2], q_emptied;  // emptied: of the dims of each warp group
+  uint64_t filled[kStages][2];   // of the dims that the tile's owner sums, and of the others
+  uint64_t emptied[kStages][2];  // of the dims of each warp group
+  uint64_t q_emptied;
+  uint64_t vacant, received;     // of a cluster: others are done with their q; what they sent is here
 };
 using Shared = SharedOf<kTile>;
+
+// Each warp once, when it neither reads nor fills q any more: where kParts blocks share a row as a cluster, others may
+// use its place.
+template <int kParts>
+__device__ inline void vacate_q(Shared& s) {
+#if __CUDA_ARCH__ >= 900
+  if constexpr (kParts > 1) {
+    cluster_wait();
+    arrive_elsewhere(s.vacant);
+  }
+#endif
+}
 
 // Row after row, and group of heads after group, in the order in which blocks take them.
 struct Items {

@@ -3,7 +3,8 @@
 // Some warps of a block do nothing else, row after row, so that reading, dequantising and multiplying go on at once.
 // They know the slots of a tile two tiles ahead, and hold its bytes in registers one tile ahead. Warps run in order:
 // whatever is computed from what was read makes them wait, so that slots, lens and scales are left alone until their
-// turn comes. Plain keys need no registers on their way. The first tile of a row waits for its q, too.
+// turn comes. Plain keys need no registers on their way. The first tile of a row waits for its q, too. The half of the
+// dims that a tile's owner sums comes first: its place is free earlier, and scores begin with it.
 #pragma once
 #include <climits>
 
@@ -170,7 +171,6 @@ __device__ inline void store_half(Shared& s, int stage, int at, int quarter, con
   uint8_t* column = keys + (kColumns - 1) * Shared::kKeyColumn;
   *reinterpret_cast<uint4*>(column + swizzled(at, quarter)) = key.chunk[7];
   *reinterpret_cast<uint4*>(column + swizzled(at, quarter + 4)) = key.chunk[8];
-  if (quarter == 0) s.there[stage][at] = key.there;
 }
 
 // Counts what was fetched, and waits until there is place for more.
@@ -188,17 +188,20 @@ struct Filling {
 
 constexpr int kKeysTogether = kProducers / 4, kOwnKeys = kTile / kKeysTogether;
 
-// Stores a tile and asks for the next one, the owner's half of the dims first: that place is free earlier.
+// Stores a tile and asks for the next one. The tile that begins a row waits for the row's q.
 template <int kStage>
 __device__ inline void fill(const AttentionArguments& a, Shared& s, const Filling& filling, RawKey (&raw)[kOwnKeys],
-                            const Place (&place)[kOwnKeys]) {
+                            const Place (&place)[kOwnKeys], bool begins) {
   const int thread = threadIdx.x - kConsumers, quarter = thread % 4, key = thread / 4;
   filling.wait_for_place(s, kStage);
 #pragma unroll
   for (int i = 0; i < kOwnKeys; ++i) {
     store_half<kStage>(s, kStage, i * kKeysTogether + key, quarter, raw[i]);
     load_half<kStage>(a, place[i], quarter, raw[i]);
+    if (quarter == 0) s.there[kStage][i * kKeysTogether + key] = raw[i].there;
   }
+  if (begins) asm volatile("cp.async.wait_all;" ::: "memory");
+  arrive(s.filled[kStage][0]);
   filling.wait_for_place(s, 1 - kStage);
 #pragma unroll
   for (int i = 0; i < kOwnKeys; ++i) {
@@ -206,8 +209,10 @@ __device__ inline void fill(const AttentionArguments& a, Shared& s, const Fillin
     load_half<1 - kStage>(a, place[i], quarter, raw[i]);
     load_scales(a, place[i], raw[i]);
   }
+  arrive(s.filled[kStage][1]);
 }
 
+template <int kParts>
 __device__ inline void produce_quantised(const AttentionArguments& a, Shared& s) {
   const int thread = threadIdx.x - kConsumers, quarter = thread % 4, key = thread / 4;
   Filling filling;
@@ -236,21 +241,21 @@ __device__ inline void produce_quantised(const AttentionArguments& a, Shared& s)
       copy_q(a, s, begun);
     }
     if (filling.stage() == 0) {
-      fill<0>(a, s, filling, raw, place);
+      fill<0>(a, s, filling, raw, place, begins);
     } else {
-      fill<1>(a, s, filling, raw, place);
+      fill<1>(a, s, filling, raw, place, begins);
     }
-    if (begins) asm volatile("cp.async.wait_all;" ::: "memory");
-    arrive(s.filled[filling.stage()]);
     ++filling.tiles;
     now = tiles.valid();
     begun = tiles.begun();
     if (now) tiles.forward();
     find();
   }
+  vacate_q<kParts>(s);
 }
 
-// A warp copies every fourth key of a tile; its first lanes hold their slots. The owner's half of the dims comes first.
+// A warp copies every so many keys of a tile; its first lanes hold their slots.
+template <int kParts>
 __device__ inline void produce_plain(const AttentionArguments& a, Shared& s) {
   constexpr int kWarps = kProducers / 32;
   static_assert(kWidth / kVector == 2 * 32);
@@ -285,12 +290,14 @@ __device__ inline void produce_plain(const AttentionArguments& a, Shared& s) {
                there ? static_cast<const void*>(chunk) : a.q, there);
         if (turn == 0 && lane == 0) s.there[stage][at] = there;
       }
+      arrive_with_copies(s.filled[stage][turn]);
+      arrive(s.filled[stage][turn]);  // for what says which keys are there
     }
-    arrive_with_copies(s.filled[stage]);
-    arrive(s.filled[stage]);  // for what says which keys are there
     ++filling.tiles;
     own = next;
   }
+  asm volatile("cp.async.wait_all;" ::: "memory");
+  vacate_q<kParts>(s);
 }
 
 }  // namespace dsv4

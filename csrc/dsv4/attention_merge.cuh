@@ -1,8 +1,8 @@
 // What becomes of a row's sums: divided and stored, or merged with those of other blocks that have other keys of it.
 //
-// Blocks that share a row are a cluster where the device has clusters: each finishes some columns of 64 dims, which the
-// others send it through shared memory. Else, and where the caller wants it so, they leave their parts in scratch, and
-// a second kernel merges. Parts are always added in the same order.
+// Blocks that share a row are a cluster where the device has clusters, and merge by themselves (attention_cluster.cuh).
+// Else, and where the caller wants it so, they leave their parts in scratch, and a second kernel merges. Parts are
+// always added in the same order.
 #pragma once
 #include "attention_tiles.cuh"
 
@@ -40,6 +40,9 @@ struct Sinks {
 __device__ inline float share(float sink, float reference, float weight) {
   return weight == 0 ? 0.0f : 1.0f / (weight + exp2f(sink * kLog2e - reference));
 }
+
+// What is left of a part's sums and weight when they refer to another score. A part without keys weighs nothing.
+__device__ inline float kept_of(float2 part, float reference) { return part.y == 0 ? 0.0f : exp2f(part.x - reference); }
 
 // What four neighbouring lanes hold of four pairs, each of another part of 16 bytes, so that each has one of the parts.
 __device__ inline uint4 gathered(const uint32_t (&pair)[4]) {
@@ -103,80 +106,6 @@ __device__ inline void store_part(const AttentionArguments& a, const Running& ru
   }
 }
 
-#if __CUDA_ARCH__ >= 900
-
-// Blocks of a cluster: block b finishes columns b * each to (b + 1) * each - 1.
-__device__ inline void merge_in_cluster(const AttentionArguments& a, Shared& s, Running& run, const Sinks& sinks,
-                                        int row, int first_head, int group) {
-  constexpr int kColumnBytes = kGroupThreads * 32 * sizeof(float);
-  static_assert(sizeof(s.q) + sizeof(s.keys) >= (kColumns - 1) * kColumnBytes);
-  const int lane = threadIdx.x % 32, own_head = head_of();
-  const int thread = threadIdx.x % kGroupThreads, block = blockIdx.y, parts = gridDim.y, each = kColumns / parts;
-  cluster_sync();  // no one multiplies any more: q and keys leave place for columns
-#pragma unroll
-  for (int column = 0; column < kColumns / 2; ++column) {
-    const int whole = group * (kColumns / 2) + column, to = whole / each;
-    if (to == block) continue;
-    const int slot = (block < to ? block : block - 1) * each + whole % each;
-    const uint32_t place = place_in(shared_address(s.q) + slot * kColumnBytes + thread * sizeof(float4), to);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const float* from = run.sum + column * 32 + i * 4;
-      store_there(place + i * kGroupThreads * sizeof(float4), float4{from[0], from[1], from[2], from[3]});
-    }
-  }
-  if (group == 0 && lane % 4 < 2) {
-    const int half = lane % 4;
-    const float2 own = half ? float2{run.reference[1], run.weight[1]} : float2{run.reference[0], run.weight[0]};
-    for (int to = 0; to < parts; ++to) {
-      store_there(place_in(shared_address(&s.part[block][own_head + half * 8]), to), own);
-    }
-  }
-  cluster_sync();
-  float by[2] = {}, largest[2] = {-INFINITY, -INFINITY}, weight[2] = {};
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    for (int from = 0; from < parts; ++from) {
-      const float2 part = s.part[from][own_head + half * 8];
-      if (part.y != 0) largest[half] = fmaxf(largest[half], part.x);
-    }
-    for (int from = 0; from < parts; ++from) {
-      const float2 part = s.part[from][own_head + half * 8];
-      if (part.y != 0) weight[half] += part.y * exp2f(part.x - largest[half]);
-    }
-    by[half] = share(sinks.of[half], largest[half], weight[half]);
-  }
-#pragma unroll
-  for (int column = 0; column < kColumns / 2; ++column) {
-    const int whole = group * (kColumns / 2) + column;
-    if (whole / each != block) continue;
-    float sum[32] = {};
-    for (int from = 0; from < parts; ++from) {
-      float kept[2];
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float2 part = s.part[from][own_head + half * 8];
-        kept[half] = part.y == 0 ? 0.0f : exp2f(part.x - largest[half]);  // a part without keys weighs nothing
-      }
-      const int slot = (from < block ? from : from - 1) * each + whole % each;
-      const float4* place = reinterpret_cast<const float4*>(s.q + (from == block ? 0 : slot) * kColumnBytes);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        float4 v = place[i * kGroupThreads + thread];
-        if (from == block) {
-          const float* own = run.sum + column * 32 + i * 4;
-          v = {own[0], own[1], own[2], own[3]};
-        }
-        sum[i * 4] = fmaf(v.x, kept[0], sum[i * 4]), sum[i * 4 + 1] = fmaf(v.y, kept[0], sum[i * 4 + 1]);
-        sum[i * 4 + 2] = fmaf(v.z, kept[1], sum[i * 4 + 2]), sum[i * 4 + 3] = fmaf(v.w, kept[1], sum[i * 4 + 3]);
-      }
-    }
-    store_column(a, row, first_head, whole, sum, by);
-  }
-}
-
-#endif
-
 constexpr int kMergeThreads = 128;
 constexpr int kMostSplits = 32;
 
@@ -189,7 +118,7 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_const
   float2 own{-INFINITY, 0};
   if (lane < static_cast<int>(a.parts.by)) own = *reinterpret_cast<const float2*>(parts + lane * step + kWidth);
   const float largest = group_max<32>(own.x);
-  const float kept = own.y == 0 ? 0.0f : exp2f(own.x - largest);  // a part without keys weighs nothing
+  const float kept = kept_of(own, largest);
   const float weight = group_sum<32>(own.y * kept);
   float sum[4] = {};
 #pragma unroll 4

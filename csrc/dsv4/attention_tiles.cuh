@@ -93,14 +93,19 @@ __device__ inline void weigh(const AttentionArguments& a, Shared& s, Running& ru
 
 // Addresses of operands, the same for all threads of a warp.
 struct Operands {
-  uint32_t q, own_keys, own_values, other_values, other_weights;
+  uint32_t q[2], own_keys[2];  // columns of the dims that this warp group sums, and of the others
+  uint32_t own_values, other_values, other_weights;
 
   __device__ Operands(const Shared& s, int group) {
     const uint32_t base = __shfl_sync(kWholeWarp, shared_address(&s), 0);
     const uint32_t stage = kColumns * Shared::kKeyColumn, half = group * (kColumns / 2) * Shared::kKeyColumn;
-    q = base + offsetof(Shared, q);
-    own_keys = base + offsetof(Shared, keys) + group * stage;
-    own_values = own_keys + half;
+#pragma unroll
+    for (int turn = 0; turn < 2; ++turn) {
+      const uint32_t first = (group ^ turn) * (kColumns / 2);
+      q[turn] = base + offsetof(Shared, q) + first * Shared::kHeadColumn;
+      own_keys[turn] = base + offsetof(Shared, keys) + group * stage + first * Shared::kKeyColumn;
+    }
+    own_values = own_keys[0];
     other_values = base + offsetof(Shared, keys) + (1 - group) * stage + half;
     other_weights = base + offsetof(Shared, weights) + (1 - group) * Shared::kHeadColumn;
   }
@@ -121,23 +126,30 @@ __device__ inline void start_other(Shared& s, Running& run, const Operands& at, 
 
 // A tile that this warp group owns, and first the sums over the one before it, if the row has one. The tensor cores
 // take scores after those sums, so that place is free early: scores first, with the sums behind them, were slower.
-template <bool kQuantised>
+template <int kParts>
 __device__ inline void attend_own(const AttentionArguments& a, Shared& s, Running& run, const Operands& at, int group,
                                   uint32_t tile, bool first, bool last) {
   if (!first) start_other(s, run, at, group);
-  wait(s.filled[group], tile / kStages);
-  publish();  // what other warps stored or copied
   float score[kTile / 2] = {};
-  begin_products();
 #pragma unroll
-  for (int column = 0; column < kColumns; ++column) {
-    add_products_of_rows<kTile>(score, at.q + column * s.kHeadColumn, at.own_keys + column * s.kKeyColumn);
+  for (int turn = 0; turn < 2; ++turn) {
+    wait(s.filled[group][turn], tile / kStages);
+    publish();  // what other warps stored or copied
+    begin_products();
+#pragma unroll
+    for (int column = 0; column < kColumns / 2; ++column) {
+      add_products_of_rows<kTile>(score, at.q[turn] + column * s.kHeadColumn,
+                                  at.own_keys[turn] + column * s.kKeyColumn);
+    }
   }
   commit_products();
   wait_products<1>();
   if (!first) arrive(s.emptied[1 - group][group]);
   wait_products<0>();
-  if (last) arrive(s.q_emptied);
+  if (last) {
+    arrive(s.q_emptied);
+    vacate_q<kParts>(s);
+  }
   uint32_t weights[kTile / 4];
   float kept[2];
   weigh(a, s, run, group, score, weights, kept);
@@ -152,13 +164,16 @@ __device__ inline void attend_own(const AttentionArguments& a, Shared& s, Runnin
 }
 
 // All tiles of a row; `from` counts those of the rows before.
-template <bool kQuantised>
+template <int kParts>
 __device__ inline void attend(const AttentionArguments& a, Shared& s, Running& run, const Operands& at, int group,
                               uint32_t from, uint32_t tiles) {
   const uint32_t end = from + tiles;
-  if (tiles == 1 && from % 2 != group) arrive(s.q_emptied);
+  if (tiles == 0 || (tiles == 1 && from % 2 != group)) {  // none to score
+    if (tiles == 1) arrive(s.q_emptied);
+    vacate_q<kParts>(s);
+  }
   for (uint32_t tile = from + (from + group) % 2; tile < end; tile += 2) {
-    attend_own<kQuantised>(a, s, run, at, group, tile, tile == from, tile + 2 >= end);
+    attend_own<kParts>(a, s, run, at, group, tile, tile == from, tile + 2 >= end);
   }
   if (tiles > 0 && (end - 1) % 2 != group) {
     start_other(s, run, at, group);

@@ -102,7 +102,8 @@ def _sparse_attention_decode(
     -----
     Scratch: partial float32 [T, S, P, D+2], the split-K parts a kernel for GPUs merges; S is the caller's. With S = 0
     the kernel needs none: from sm_90 on up to eight blocks of a cluster share a row when there are few rows, before it
-    one block takes a row.
+    one block takes a row. Parts in scratch are float32; those that the blocks of a cluster send one another are rounded
+    like o.
     """
     queries = wide(q)
     width = q.shape[2]

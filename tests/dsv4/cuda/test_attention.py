@@ -97,6 +97,16 @@ def test_the_same_bits_again_and_again(rows: int) -> None:
         assert same_bits(made.poison(0xFF).run()[0], wanted)
 
 
+@pytest.mark.parametrize("rows", [1, 8, 20, 64, 128])
+def test_how_far_it_is_from_float64(rows: int) -> None:
+    """Blocks that share a row send one another rounded sums: less than the output's own rounding once more."""
+    made = call(DECODE, rows, full=True)
+    wanted = made.reference(torch.float64)[0].double()
+    found = made.poison(0xFF).run()[0].double()
+    rounding = (wanted.bfloat16().double() - wanted).norm()
+    assert (found - wanted).norm() <= 1.6 * rounding
+
+
 @pytest.mark.parametrize("rows", [1, 20, 140, 400])
 def test_prefill_rows_of_any_length(rows: int) -> None:
     made = call("sparse_attention_prefill", rows, listed=700)
