@@ -1,5 +1,5 @@
 // What blocks of a cluster need of sm_90 to exchange values: barriers that count bytes, stores to a neighbour's shared
-// memory; and copies from global to shared memory that run beside the threads.
+// memory; and accesses to global memory that run beside the threads.
 #pragma once
 #include <cstdint>
 
@@ -17,9 +17,6 @@ __device__ inline void publish_barriers() { asm volatile("fence.mbarrier_init.re
 __device__ inline void arrive_and_expect(uint64_t& barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_place(&barrier)), "r"(bytes)
                : "memory");
-}
-__device__ inline void arrive(uint64_t& barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_place(&barrier)) : "memory");
 }
 // Until the phase of that parity is over; what was written or sent before is visible then.
 __device__ inline void wait(uint64_t& barrier, int parity) {
@@ -61,36 +58,24 @@ __device__ inline void send(uint32_t to, float4 v, uint32_t barrier) {
                : "memory");
 }
 
-// A pointer into shared memory that the compiler keeps instead of asking the hardware for its base at each use.
-template <class T>
-__device__ inline T* kept(T* at) {
-  uint32_t place = shared_place(at);
-  asm volatile("" : "+r"(place));
-  return static_cast<T*>(__cvta_shared_to_generic(place));
-}
-
-// -- copies ------------------------------------------------------------------------------------------------
+// -- global memory -----------------------------------------------------------------------------------------
 __device__ inline void copy_in(void* to, const void* from) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared_place(to)),
-               "l"(__cvta_generic_to_global(from))
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_place(to)), "l"(__cvta_generic_to_global(from))
                : "memory");
 }
-// Eight bytes, if they are wanted.
-__device__ inline void store_if(bool wanted, void* to, uint2 v) {
-  asm volatile("{ .reg .pred wanted; setp.ne.b32 wanted, %3, 0; @wanted st.global.v2.b32 [%0], {%1, %2}; }" ::"l"(
-                   __cvta_generic_to_global(to)),
-               "r"(v.x), "r"(v.y), "r"(static_cast<int>(wanted))
-               : "memory");
+// Until this thread's copies are there.
+__device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// Sixteen bytes that nobody writes meanwhile, past the L1 cache.
+__device__ inline uint4 load_once(const void* from) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.b32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(__cvta_generic_to_global(from)));
+  return v;
 }
 // To the L2 cache.
-__device__ inline void fetch_ahead(const void* from) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(from)));
-}
-__device__ inline void end_of_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Until all but the last few of this thread's groups have arrived.
-template <int kFew>
-__device__ inline void wait_for_groups() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kFew) : "memory");
+__device__ inline void fetch_ahead(const void* from, int bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)), "r"(bytes));
 }
 
 }  // namespace dsv4

@@ -1,11 +1,10 @@
-// What the owner of a token makes of its sums: the weights of the streams' sum and the factor of its norm, sent to the
-// blocks that wait for them; post, and comb by Sinkhorn's iterations, which nobody waits for.
+// What becomes of a tile's values. One warp of a block adds up what the others have found and sends each token's to the
+// block that owns it; two take turns with the block's own tokens: the weights of the streams' sum and the factor of its
+// norm, sent to the blocks that wait for them; then post, and comb by Sinkhorn's iterations, which nobody waits for.
 #pragma once
 #include "hyper_connection_tile.cuh"
 
 namespace dsv4 {
-
-constexpr int kOwners = 2;  // warps, whose tokens take turns
 
 __device__ inline float reciprocal(float v) {
   float found;
@@ -73,49 +72,86 @@ __device__ inline float make_comb(float mix, float eps, int iterations, int lane
   return select(s.row, lane / 4 % 4) * s.by * v * select(s.column, lane % 4);
 }
 
-// |sum_i w_i R_i|^2 from the products of the streams as `add_up` leaves them.
-__device__ inline float square_of_sum(const float (&w)[4], float sum, float more) {
-  const auto first = [&](int i) { return __shfl_sync(kWholeWarp, sum, kSums + i); };
-  const auto last = [&](int i) { return __shfl_sync(kWholeWarp, more, i); };
-  const float own = w[0] * w[0] * first(0) + w[1] * w[1] * first(3) + w[2] * w[2] * last(0) + w[3] * w[3] * last(3);
-  const float near = w[0] * w[1] * (first(1) + first(2)) + w[2] * w[3] * (last(1) + last(2));
-  const float far = w[0] * (w[2] * first(4) + w[3] * first(5)) + w[1] * (w[2] * first(6) + w[3] * first(7));
-  return own + near + 2 * far;
+// A token's values, added up over blocks: value l in `sum` of lane l, the last four in `more` of lanes 0 to 3 (and of
+// every fourth after).
+__device__ inline void add_up(const float (&from)[kBlocks][kValues], int lane, float& sum, float& more) {
+  sum = 0;
+#pragma unroll
+  for (int i = 0; i < kBlocks; ++i) sum += from[i][lane];
+  more = from[lane / 4][32 + lane % 4] + from[8 + lane / 4][32 + lane % 4];
+  more += __shfl_xor_sync(kWholeWarp, more, 4);
+  more += __shfl_xor_sync(kWholeWarp, more, 8);
+  more += __shfl_xor_sync(kWholeWarp, more, 16);
 }
 
-// Warp `which` of the owners: this block's token of every second tile.
+// The products of the streams, from the values of their token.
+struct Products {
+  float sum, more;
+
+  __device__ float operator[](int i) const {
+    return i < 8 ? __shfl_sync(kWholeWarp, sum, kSums + i) : __shfl_sync(kWholeWarp, more, i - 8);
+  }
+  __device__ float squares() const { return (*this)[0] + (*this)[2] + (*this)[7] + (*this)[9]; }
+  // |sum_i w_i R_i|^2.
+  __device__ float square_of_sum(const float (&w)[4]) const {
+    const Products& p = *this;
+    const float own = w[0] * w[0] * p[0] + w[1] * w[1] * p[2] + w[2] * w[2] * p[7] + w[3] * w[3] * p[9];
+    const float first = w[0] * (w[1] * p[1] + w[2] * p[3] + w[3] * p[5]);
+    const float last = w[1] * (w[2] * p[4] + w[3] * p[6]) + w[2] * w[3] * p[8];
+    return own + 2 * (first + last);
+  }
+};
+
+// Whole tokens of a tile, of all blocks' columns, to the L2 cache: a block fetches the one it owns.
 template <Hyper kHyper>
-__device__ void own_tokens(const ClusterArguments& a, Memory& m, const Share& share, int which) {
-  constexpr int kSumBytes = kCluster * kValues * 4, kAnswerBytes = kTokens * 20;
+__device__ void fetch_tile(const ClusterArguments& a, const Share& share, int i) {
+  if (i >= share.tiles || share.rank >= share.count(i)) return;
+  const int64_t token = share.first(i) + share.rank;
+  constexpr int kLayerBytes = kHidden * 2;
+  constexpr int kTokenBytes = kStreams * kLayerBytes;
+  fetch_ahead(reinterpret_cast<const uint8_t*>(a.mix.residual) + token * kTokenBytes, kTokenBytes);
+  if constexpr (kHyper == Hyper::post_pre) {
+    fetch_ahead(reinterpret_cast<const uint8_t*>(a.mix.y) + token * kLayerBytes, kLayerBytes);
+  }
+}
+
+// A warp for each team: this block's tokens of its tiles.
+template <Hyper kHyper>
+__device__ void own_tokens(const ClusterArguments& a, Team& team, const Share& share) {
+  constexpr int kSumBytes = kBlocks * kValues * 4, kAnswerBytes = kTile * 20;
   const CollapseArguments& c = a.collapse;
   const int lane = threadIdx.x % 32;
   const float scale = c.scale[kHyper == Hyper::head || lane < 4 ? 0 : lane < 8 ? 1 : 2];
   const float base = lane < kSumsOf<kHyper> ? c.base[lane] : 0.0f;
+  if (lane == 0) {
+    for (int i = 1; i < kTilesAhead<kHyper>; ++i) fetch_tile<kHyper>(a, share, i);
+  }
   wait_for_cluster();
-  for (int i = which; i < share.tiles; i += kOwners) {
-    const int travelling = i % kTravelling;
-    if (lane == 0) arrive_and_expect(m.sums[travelling], kSumBytes);
-    wait(m.sums[travelling], i / kTravelling & 1);
-    if (lane == 0) arrive_and_expect(m.answers[travelling], kAnswerBytes);
+  for (int i = 0; i < share.tiles; ++i) {
+    if (lane == 0) {
+      fetch_tile<kHyper>(a, share, i + kTilesAhead<kHyper>);
+      arrive_and_expect(team.sums, kSumBytes);
+    }
+    wait(team.sums, i & 1);
+    if (lane == 0) arrive_and_expect(team.answers, kAnswerBytes);
     float sum, more;
-    add_up(m.received[travelling][0], kValues, lane, sum, more);
-    const float squares = __shfl_sync(kWholeWarp, sum, kSums) + __shfl_sync(kWholeWarp, sum, kSums + 3) +
-                          __shfl_sync(kWholeWarp, more, 0) + __shfl_sync(kWholeWarp, more, 3);
-    const float by = rsqrtf(squares / (static_cast<float>(kStreams) * kHidden) + c.eps);
+    add_up(team.received, lane, sum, more);
+    const Products products{sum, more};
+    const float by = rsqrtf(products.squares() / (static_cast<float>(kStreams) * kHidden) + c.eps);
     const float mix = lane < kSumsOf<kHyper> ? sum * by * scale + base : 0.0f;
     const float gate = __fdividef(1.0f, 1.0f + __expf(-mix));
     float w[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) w[j] = __shfl_sync(kWholeWarp, gate, j) + c.hc_eps;
-    const float square = fmaxf(square_of_sum(w, sum, more), 0.0f);
-    if (lane < kCluster) {
-      const uint32_t barrier = place_at(&m.answers[travelling], lane);
-      send(place_at(&m.weights[travelling][share.rank], lane), float4{w[0], w[1], w[2], w[3]}, barrier);
-      send(place_at(&m.factor[travelling][share.rank], lane), rsqrtf(square / kHidden + c.eps), barrier);
+    const float square = fmaxf(products.square_of_sum(w), 0.0f);
+    if (lane < kBlocks) {
+      const uint32_t barrier = place_at(&team.answers, lane);
+      send(place_at(&team.weights[share.rank], lane), float4{w[0], w[1], w[2], w[3]}, barrier);
+      send(place_at(&team.factor[share.rank], lane), rsqrtf(square / kHidden + c.eps), barrier);
     }
     if constexpr (kHyper == Hyper::head) continue;
-    const int tile = share.tile(i), token = a.first(tile) + share.rank;
-    if (share.rank >= a.count(tile)) continue;
+    if (share.rank >= share.count(i)) continue;
+    const int token = share.first(i) + share.rank;
     if (lane >= 4 && lane < 8) c.post[token * kStreams + lane - 4] = 2.0f * gate;
     const float comb = make_comb(mix, c.hc_eps, c.iterations, lane);
     if (lane < 16) c.comb[token * 16 + lane] = comb;

@@ -10,7 +10,8 @@ from tests.dsv4.cuda.check import bits, check, same_bits
 
 NAMES = ("mhc_pre", "mhc_post_pre", "hc_head")
 ROWS = 1500
-"""Fourteen tiles for each of an H200's seven clusters: each place in shared memory is used more than once."""
+"""Thirteen or fourteen tiles for each of an H200's seven clusters, half of them a team's: each place in shared memory
+is used more than once."""
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -22,6 +23,13 @@ def test_many_tiles_give_the_same_bits(name: str) -> None:
     wanted = calls[0].written()
     for one in calls[1:]:
         assert all(same_bits(found, other) for found, other in zip(one.written(), wanted, strict=True))
+
+
+@pytest.mark.parametrize("rows", (4, 5, 7, 8, 9, 28, 29, 56, 57, 63, 112, 113, 128, 225, 257))
+@pytest.mark.parametrize("name", NAMES)
+def test_partly_filled_operands_tiles_and_teams(name: str, rows: int) -> None:
+    """Eight tokens are an operand, two operands a tile; of a cluster's two teams one may have fewer tiles or none."""
+    check(call(name, rows))
 
 
 @pytest.mark.parametrize("name", NAMES)
