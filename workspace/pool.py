@@ -188,9 +188,31 @@ class Pool:
         With `two_ends` a large request of less than one byte in `LARGEST` of the pool gets the block's end, so that the
         largest leases and those beside them grow from opposite ends: what one of them leaves is then in one piece.
         """
-        if self.two_ends and LARGE <= nbytes and nbytes * LARGEST < self._held():
-            return self._lend(block, block.nbytes - nbytes, nbytes, home)
-        return self._lend(block, 0, nbytes, home)
+        return self._lend(block, self._before(block, nbytes), nbytes, home)
+
+    def _before(self, block: Block, nbytes: int) -> int:
+        """Where in a free block so many bytes are cut."""
+        at_end = self.two_ends and LARGE <= nbytes and nbytes * LARGEST < self._held()
+        return block.nbytes - nbytes if at_end else 0
+
+    def longest_beside(self, block: Block, nbytes: int) -> int:
+        """Bytes of the longest piece that remains, once so many are cut from a free block.
+
+        A piece is what is free or waits on shelves, neighbours together, or what one lease has and will give back.
+        """
+        waiting = {id(one) for one in self.shelved()}
+        longest = piece = 0
+        for slab in self.slabs:
+            for one in slab.blocks():
+                if one is block:
+                    before = self._before(block, nbytes)
+                    longest, piece = max(longest, piece + before), block.nbytes - nbytes - before
+                elif one.state == FREE or id(one) in waiting:
+                    piece += one.nbytes
+                else:
+                    longest, piece = max(longest, piece, one.nbytes), 0
+            longest, piece = max(longest, piece), 0
+        return longest
 
     def _lend(self, block: Block, before: int, nbytes: int, home: Home) -> Block:
         """Take so many bytes of a free block behind the first `before`; the rest stays free."""

@@ -41,6 +41,7 @@ class Pooled:
         self.source = source or DriverSource(timeline, config.granularity, config.capacity, config.restorable)
         self.pool = Pool(timeline, self.source, self.home)
         self.locked = False
+        self._largest_declared = 0
         self._may_fence = "fence" in config.policy
         # A capture that takes more of what is reserved does not grow the pool.
         self._may_grow = self.source.fixed or "grow" in config.policy
@@ -94,7 +95,7 @@ class Pooled:
             # What waits for other requests divides the bytes that this one needs, whatever is cut beside it meanwhile.
             self.pool.take_back_large()
         block = self._ordered(request, stream)
-        if block is None and self.pool.consolidate():
+        if (block is None or self._divides(block, request)) and self.pool.consolidate():
             block = self._ordered(request, stream)
         if block is None and self.pool.by_streams and self._gather_ordered(request, stream):
             block = self._ordered(request, stream)
@@ -105,6 +106,13 @@ class Pooled:
         block = self.pool.take(block, request.nbytes, self.home(stream))
         block.uses, block.events = {}, None
         return block
+
+    def _divides(self, block: Block, request: Request) -> bool:
+        """Whether a cut there, behind what waits on shelves, leaves no place for the largest that was declared."""
+        wanted = self._largest_declared
+        if not self.locked or self.pool.largest() - request.nbytes >= wanted:
+            return False
+        return self.pool.longest_beside(block, request.nbytes) < wanted
 
     def _ordered(self, request: Request, stream: Stream) -> Block | None:
         return self.pool.ordered(request.nbytes, stream, self.home(stream)) or self.elsewhere(request, stream)
@@ -281,6 +289,7 @@ class Pooled:
 
     # -- size ------------------------------------------------------------------------------------------------
     def reserve(self, nbytes: int, declared: Sequence[Request]) -> None:
+        self._largest_declared = max([self._largest_declared, *(one.nbytes for one in declared)])
         missing = nbytes - sum(slab.nbytes for slab in self.pool.slabs)
         if missing <= 0:
             return

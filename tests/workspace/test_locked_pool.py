@@ -1,0 +1,61 @@
+"""A locked pool of exactly what was declared has a place for it, whatever was leased at smaller dims or elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.workspace.scene import BYTES, MIB, OTHER, scene
+from workspace import Workspace
+from workspace.errors import CapacityError
+
+
+def smaller_dims(ws: Workspace) -> None:
+    """A lease at less than its declared size, cut behind its own block that waits on a shelf."""
+    with ws.lease(BYTES, N=4 * MIB):
+        pass
+    with ws.lease(BYTES, N=2 * MIB), ws.lease(OTHER, N=9 * MIB):
+        pass
+
+
+def another_stream(ws: Workspace) -> None:
+    """Declared dims, but a stream's block waits on a shelf while another stream leases both."""
+    with ws.on(ws.stream("one")), ws.lease(BYTES, N=4 * MIB):
+        pass
+    with ws.on(ws.stream("other")), ws.lease(BYTES, N=4 * MIB), ws.lease(OTHER, N=9 * MIB):
+        pass
+
+
+def locked(strategy: str) -> tuple[Any, Workspace]:
+    device, ws = scene(strategy)
+    ws.declare(BYTES, N=4 * MIB)
+    ws.declare(OTHER, N=9 * MIB)
+    ws.reserve()
+    ws.lock()
+    return device, ws
+
+
+CASES = [
+    ("event_fenced", smaller_dims),
+    ("event_fenced", another_stream),
+    ("per_stream", smaller_dims),
+]  # a sub-pool for each stream keeps what one stream used from the others
+
+
+@pytest.mark.parametrize(("strategy", "program"), CASES)
+def test_what_was_declared_fits(strategy: str, program: Any) -> None:
+    device, ws = locked(strategy)
+    program(ws)
+    assert device.verdict() == "SAFE"
+
+
+@pytest.mark.parametrize(("strategy", "program"), CASES)
+def test_cut_behind_what_waits_on_shelves_it_would_not(
+    strategy: str, program: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Control: shelves are emptied only once nothing fits."""
+    _, ws = locked(strategy)
+    monkeypatch.setattr(ws.provider, "_largest_declared", 0)
+    with pytest.raises(CapacityError):
+        program(ws)
