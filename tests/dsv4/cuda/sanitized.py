@@ -85,17 +85,21 @@ def _copied(one: torch.Tensor) -> torch.Tensor:
     return held.as_strided(one.shape, one.stride(), one.storage_offset())
 
 
-def calls(wanted: tuple[str, ...] = ("",)) -> Iterator[tuple[str, Call]]:
-    """Ops at small sizes, and in their other shapes."""
+def calls(wanted: tuple[str, ...] = ("",), without: tuple[str, ...] = ()) -> Iterator[tuple[str, Call]]:
+    """Ops at small sizes, and in their other shapes, by what their names begin with."""
+
+    def taken(name: str) -> bool:
+        return name.startswith(wanted) and not name.startswith(without)
+
     for name in CALLS:
-        for rows in ROWS if name.startswith(wanted) else ():
+        for rows in ROWS if taken(name) else ():
             yield f"{name} {rows}", call(name, rows, device="cpu", **SMALLER.get(name, {}))
     for name, how in SHAPES:
-        if not name.startswith(wanted):
+        if not taken(name):
             continue
         rows = INSERTED_ROWS if "insert" in name else OTHER_ROWS
         yield f"{name} {how}", call(name, rows, device="cpu", **SMALLER.get(name, {}) | how)
-    for rows in FEW if "routed_experts".startswith(wanted) else ():
+    for rows in FEW if taken("routed_experts") else ():
         yield f"routed_experts {rows}", routed(rows, elsewhere=True, device="cpu")
 
 
@@ -131,13 +135,14 @@ def planted(tool: str) -> None:
 
 
 def main() -> None:
-    """Runs them, and says how many."""
-    names = tuple(sys.argv[1:])
+    """Runs them, and says how many: all, those named, or all but those named behind a minus."""
+    names = tuple(name for name in sys.argv[1:] if not name.startswith("-"))
+    without = tuple(name[1:] for name in sys.argv[1:] if name.startswith("-"))
     if names[:1] and names[0] in PLANTED:
         planted(names[0])
         return
     count, began = 0, perf_counter()
-    for what, made in calls(names or ("",)):
+    for what, made in calls(names or ("",), without):
         for one in on_device(made).run():
             one.untyped_storage().cpu()
         count += 1
