@@ -185,7 +185,11 @@ def test_a_request_of_another_server_is_left_to_it() -> None:
     assert model.free == everything and not servers[0].cancel(others)
 
 
-@pytest.mark.parametrize("wrong", [torch.tensor([1, 2]), iter([1, 2]), {1, 2}, None, 5, "ab", [[1]], [1.0]], ids=str)
+@pytest.mark.parametrize(
+    "wrong",
+    [torch.tensor([1, 2]), iter([1, 2]), {1, 2}, None, 5, "ab", [[1]], [1.0]],
+    ids=["tensor", "iterator", "set", "None", "int", "str", "nested", "floats"],  # workers must agree on them
+)
 def test_a_prompt_is_a_sequence_of_ids(wrong: Any) -> None:
     """Anything else is refused by its type, or by the first token that is none."""
     server = Server(StandIn())
