@@ -20,8 +20,8 @@ def acquire_on_another_device(bench: Bench) -> None:
         before, stream = bench.calls(), ws.driver.current_stream()
         with other.on(second.main), other.lease(BLOCK, N=bench.mib(4), zero=True) as lease:
             address = second.address(lease.data)
-            # While it is lent: afterwards an allocator may give it back to the device. And virtual addresses are counted
-            # from one base on every device.
+            # While it is lent: afterwards an allocator may give it back to the device. Virtual addresses are
+            # counted from one base on every device.
             elsewhere = second.owns(address) and not (bench.real and bench.owns(address))
             (side,) = second.streams(1)
             with other.fork(side) as branch, branch(side):
