@@ -582,11 +582,13 @@ def test_a_footprint_takes_neighbours_of_several_streams(
     assert device.verdict() == "SAFE"
 
 
-@pytest.mark.parametrize(("strategy", "growths"), [("event_fenced", 0), ("per_stream", 1)])
-def test_the_largest_leases_leave_one_piece(strategy: str, growths: int) -> None:
-    """They are cut from the other end than what lives beside them, where all streams share one pool."""
+@pytest.mark.parametrize("strategy", BLOCKS)
+@pytest.mark.parametrize(("two_ends", "growths"), [(True, 0), (False, 1)], ids=["", "control"])
+def test_the_largest_leases_leave_one_piece(strategy: str, two_ends: bool, growths: int) -> None:
+    """They are cut from the other end than what lives beside them. Control: all from one end."""
     _, ws = scene(strategy, steady=True, reserve=96 * MIB)
     pool_of(ws).roomy = False
+    pool_of(ws).two_ends = two_ends
     early, large, late = (ws.acquire(BYTES, N=nbytes * MIB) for nbytes in (9, 50, 9))
     early.release()
     large.release()

@@ -40,6 +40,8 @@ class Pooled:
         self.config = config
         self.source = source or DriverSource(timeline, config.granularity, config.capacity, config.restorable)
         self.pool = Pool(timeline, self.source, self.home)
+        # A capture's footprint is lengthened at its end, where the next lease of a larger bucket has to find room.
+        self.pool.two_ends = not self.source.fixed
         self.locked = False
         self._largest_declared = 0
         self._may_fence = "fence" in config.policy
