@@ -66,7 +66,7 @@ class Argument:
             return self.dtype
         if self.dtype == WIDE:
             return (torch.float64 if like is torch.float64 else torch.float32,)
-        return (like,) if like else FLOAT
+        return (like,) if like in FLOAT else FLOAT
 
     def spec(self, like: torch.dtype | None, dims: Mapping[str, int | str]) -> TensorSpec:
         """As a layout's spec: the given dims put in (a number or another name), the rest left to the layout."""

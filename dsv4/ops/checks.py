@@ -88,6 +88,8 @@ class Checks:
         if tensor.dtype not in argument.dtypes(like):
             allowed = ", ".join(str(one).removeprefix("torch.") for one in argument.dtypes(like))
             raise OpError(f"{name} of {self._op} is {tensor.dtype}", f"it takes {allowed}", name=name)
+        if tensor.layout is not torch.strided:
+            raise OpError(f"{name} of {self._op} is {tensor.layout}", "pass a dense tensor", name=name)
         if tensor.device != device:
             raise OpError(f"{name} of {self._op} is on {tensor.device}", f"the op runs on {device}", name=name)
         if argument.shape == ANY:

@@ -147,6 +147,19 @@ def test_an_out_over_another_tensors_bytes_is_refused() -> None:
         OPS["rms_norm"](*inputs, out=again)
 
 
+@pytest.mark.parametrize("dtype", [torch.int16, torch.complex64], ids=str)
+def test_activations_are_floats_also_where_no_out_has_their_dtype(dtype: torch.dtype) -> None:
+    o, *others = sample("inverse_rope_fp8")
+    with pytest.raises(OpError, match="o of inverse_rope_fp8 is torch"):
+        OPS["inverse_rope_fp8"].returning(o.to(dtype), *others, **DIMS["inverse_rope_fp8"])
+
+
+def test_a_sparse_tensor_is_refused() -> None:
+    x, *others = sample("rms_norm")
+    with pytest.raises(OpError, match="pass a dense tensor"):
+        OPS["rms_norm"].returning(x.to_sparse(), *others)
+
+
 def test_a_slot_nothing_has_written_is_no_input() -> None:
     """It would be read before it is written."""
     layout = OPS["rms_norm"].layout(3, torch.float32, N=3, H=32)
