@@ -195,8 +195,8 @@ def _gather_keys(
     group = torch.repeat_interleave(counts)
     row = torch.arange(len(group), device=cache.device) + starts[0]
     state = row - starts[:-1].long()[group] + first.long()[group]
+    pages = pages_of(Format(format), keys.shape[1], rope, block_size, cache.dtype)  # which refuses a size below 1
     block = table[request.long()[group], state // block_size].long()
-    pages = pages_of(Format(format), keys.shape[1], rope, block_size, cache.dtype)
     keys[row] = pages.read(cache, block * block_size + state % block_size, wide(keys).dtype).to(keys.dtype)
 
 
