@@ -14,7 +14,7 @@ import torch
 
 import workspace
 from tests.workspace.scene import BYTES, MIB, OTHER, SLAB, host, scene
-from workspace import Layout, Slot, spec
+from workspace import Layout, Slot, Workspace, spec
 from workspace.errors import CapacityError, LayoutError, LeaseError, LeaseReleased, WorkspaceError
 from workspace.lazy import LazyLease
 from workspace.simulated import Device
@@ -28,6 +28,13 @@ BINARY = [
     operator.le, operator.gt, operator.ge, operator.eq, operator.ne, torch.add, torch.maximum,
 ]  # fmt: skip
 IN_PLACE = [operator.iadd, operator.isub, operator.imul, operator.ifloordiv]
+
+
+def fill(slot: Any, device: Device, ws: Workspace) -> None:
+    """As an op's returning form does: a tensor of `SLAB` bytes, written on the current stream."""
+    made = ws.driver.empty((SLAB,), torch.uint8, ws.driver.current_stream())
+    device.launch("op", writes=[made])
+    slot.fill(made)
 
 
 def same(one: Any, other: Any) -> bool:
@@ -277,19 +284,14 @@ def test_what_a_slot_held_before_it_was_filled_again_is_read_to_the_end(
     device, ws = scene("caching", steady=True)
     main, aux = ws.stream("main"), ws.stream("aux")
 
-    def fill(slot: Any) -> None:
-        made = ws.driver.empty((SLAB,), torch.uint8, ws.driver.current_stream())
-        device.launch("op", writes=[made])
-        slot.fill(made)
-
     def step() -> None:
         with ws.lease(BYTES, N=SLAB) as lease:
             slot = lease.x
-            fill(slot)
+            fill(slot, device, ws)
             with ws.fork(aux) as branch:
                 with branch(aux):
                     device.launch("read", reads=[slot.tensor()])
-                    fill(slot)
+                    fill(slot, device, ws)
                 with ws.lease(OTHER, N=SLAB) as other:
                     device.launch("write", writes=[other.y.tensor()])
             device.launch("read", reads=[slot.tensor()])
@@ -332,21 +334,16 @@ def test_what_a_graph_reads_at_each_replay_stays_when_its_slot_is_filled_again(
     device, ws = scene("caching", steady=True)
     main, aux = ws.stream("main"), ws.stream("aux")
 
-    def fill(slot: Any) -> None:
-        made = ws.driver.empty((SLAB,), torch.uint8, ws.driver.current_stream())
-        device.launch("op", writes=[made])
-        slot.fill(made)
-
     with ws.on(main):
         lease = ws.acquire(BYTES, N=SLAB)
         slot = lease.x
-        fill(slot)
+        fill(slot, device, ws)
         with ws.capture() as capture:
             device.launch("graph reads", reads=[slot.tensor()])
             if inside:
-                fill(slot)
+                fill(slot, device, ws)
         if not inside:
-            fill(slot)
+            fill(slot, device, ws)
         if released:
             lease.release()
         other = ws.acquire(OTHER, N=SLAB)

@@ -11,7 +11,7 @@ import torch
 from benchmarks.kernels.calls import call
 from benchmarks.kernels.maker import Call
 from dsv4.ops import OpError, kernels
-from tests.dsv4.cuda.check import same_bits
+from tests.dsv4.cuda.check import give, same_bits
 from tests.dsv4.cuda.families import FAMILIES
 from tests.dsv4.ops.samples import OPS
 from workspace.testing import leasecheck
@@ -101,9 +101,7 @@ def test_the_callers_stream_is_used(name: str) -> None:
         side = torch.cuda.Stream()
         with torch.cuda.stream(side):
             torch.cuda._sleep(DELAY)
-            for one, right in zip(made.inputs, call(name, 17).inputs, strict=True):
-                if isinstance(one, torch.Tensor):
-                    one.copy_(right)
+            give(made, call(name, 17))
             getattr(made, face)()
         side.synchronize()
         for one, other in zip(made.written(), wanted.written(), strict=True):

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.kernels.calls import call
 from benchmarks.kernels.maker import Call
 from dsv4.ops import OpError
-from tests.dsv4.cuda.check import same_bits
+from tests.dsv4.cuda.check import give, same_bits
 from tests.dsv4.cuda.families import FAMILIES
 from tests.dsv4.ops.samples import OPS
 
@@ -153,15 +153,13 @@ def test_the_callers_stream_is_used(name: str) -> None:
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         torch.cuda._sleep(DELAY)
-        for one, other in zip(made.inputs, call(name, 17).inputs, strict=True):
-            if isinstance(one, torch.Tensor):
-                one.copy_(other)
+        give(made, call(name, 17))
         found = returned(made)
         places = {one.data_ptr() for one in found}
         side.synchronize()
         assert agree(name, found, wanted)
         sizes = [one.nbytes for one in found]
-        del found, one
+        del found
     others = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
     assert not places & {one.data_ptr() for one in others}
 
