@@ -588,7 +588,8 @@ def test_the_largest_leases_leave_one_piece(strategy: str, two_ends: bool, growt
     """They are cut from the other end than what lives beside them. Control: all from one end."""
     _, ws = scene(strategy, steady=True, reserve=96 * MIB)
     pool_of(ws).roomy = False
-    pool_of(ws).two_ends = two_ends
+    if not two_ends:
+        pool_of(ws).two_ends = False
     early, large, late = (ws.acquire(BYTES, N=nbytes * MIB) for nbytes in (9, 50, 9))
     early.release()
     large.release()
