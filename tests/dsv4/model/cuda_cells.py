@@ -77,6 +77,30 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
     return all(torch.equal(_bits(a), _bits(b)) for a, b in zip(one, other, strict=True))
 
 
+def distance(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
+    """Largest root mean square of the difference of a token's logits, over the steps with known tokens.
+
+    What is generated may part from there on.
+    """
+    steps = slice(1, 1 + len(SCRIPT))
+    differences = (a.float() - b.float() for a, b in zip(one[steps], other[steps], strict=True))
+    return max(float(rows.square().mean(1).sqrt().max()) for rows in differences)
+
+
+@contextmanager
+def rounded_once(model: str, seed: int) -> Iterator[None]:
+    """Each number of the embeddings is the next or the last one of its dtype."""
+    embed = execution(model).weights.embed
+    before, bits = embed.clone(), embed.view(torch.int16)
+    generator = torch.Generator(embed.device).manual_seed(seed)
+    up = torch.randint(2, bits.shape, generator=generator, device=embed.device, dtype=torch.int16)
+    bits += torch.where(before == 0, 0, 2 * up - 1)
+    try:
+        yield
+    finally:
+        embed.copy_(before)
+
+
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(torch.uint8)
 
