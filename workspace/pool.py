@@ -22,11 +22,11 @@ host memory."""
 
 LARGE = 8 << 20
 SHARE = 256
-UNCROWDED = 8
+UNCROWDED, SPARSE = 2, 4
 """A block of `LARGE` bytes, or of one byte in `SHARE` of the pool, goes to a shelf only while others take no more than
-one byte in `UNCROWDED`, and stays until a request of `LARGE` bytes is searched for. Else it would divide what other
-large requests need, and the pool would grow beyond what was reserved for them; work on so many bytes outlasts the
-search for a block."""
+one byte in `UNCROWDED`. It stays there when a request of `LARGE` bytes is searched for only while all that is taken,
+what waits on shelves included, is no more than one byte in `SPARSE`, and the cut leaves the largest that was declared
+a place. Else it would divide what other large requests need, and the pool would grow beyond what was reserved."""
 
 
 LARGEST = 8
@@ -71,6 +71,8 @@ class Pool:
         Whether free neighbours are coalesced at once only where the same streams used them last.
     two_ends
         Whether large requests take the first block that fits: the largest its front, the others its end.
+    large_shelved
+        Whether large blocks may wait on shelves, in a pool that is not roomy.
     roomy
         Whether all that was declared fits side by side: then large blocks wait on shelves like small ones.
     hands_over
@@ -80,7 +82,7 @@ class Pool:
     """
 
     __slots__ = (
-        "_large_shelved", "_largest", "_shelved", "by_streams", "elided", "free", "hands_over", "home", "roomy",
+        "_largest", "_shelved", "by_streams", "elided", "free", "hands_over", "home", "large_shelved", "roomy",
         "shelves", "slabs", "source", "taken", "timeline", "two_ends",
     )  # fmt: skip
 
@@ -98,7 +100,7 @@ class Pool:
         self.hands_over = False
         self.elided = 0
         self._shelved = 0
-        self._large_shelved = False
+        self.large_shelved = False
         self._largest: int | None = None
 
     # -- shelves ---------------------------------------------------------------------------------------------
@@ -112,7 +114,7 @@ class Pool:
             if self._crowded(block, held):
                 self.put(block)
                 return
-            self._large_shelved = True
+            self.large_shelved = True
         request.lender = self
         self.shelves[request.shelve(block, stream)] = None
         self._shelved += 1
@@ -121,15 +123,26 @@ class Pool:
 
     def take_back_large(self) -> None:
         """Coalesce the large blocks that wait on shelves; in a roomy pool they stay."""
-        if self._large_shelved:
+        if self.large_shelved:
             self._empty_shelves(_large(self._held()))
-            self._large_shelved = False
+            self.large_shelved = False
 
     def _held(self) -> int:
         return sum(slab.nbytes for slab in self.slabs)
 
     def _crowded(self, block: Block, held: int) -> bool:
         return (self.taken - block.nbytes) * UNCROWDED > held
+
+    def divided_by_shelves(self, block: Block | None, nbytes: int, wanted: int) -> bool:
+        """Whether large blocks on shelves are in the way of a large request, for which a free block was found.
+
+        `wanted`: the largest that was declared, which keeps a place; 0 where nothing was.
+        """
+        if not self.large_shelved:
+            return False
+        if block is None or not wanted or (self.taken + nbytes) * SPARSE > self._held():
+            return True
+        return not self.leaves_room(block, nbytes, wanted)
 
     def put(self, block: Block) -> None:
         """Take a released block back and coalesce it."""
@@ -195,24 +208,29 @@ class Pool:
         at_end = self.two_ends and LARGE <= nbytes and nbytes * LARGEST < self._held()
         return block.nbytes - nbytes if at_end else 0
 
-    def longest_beside(self, block: Block, nbytes: int) -> int:
-        """Bytes of the longest piece that remains, once so many are cut from a free block.
+    def leaves_room(self, block: Block, nbytes: int, wanted: int) -> bool:
+        """Whether the wanted bytes remain in one piece once so many are cut from a free block, or the longest there is.
 
         A piece is what is free or waits on shelves, neighbours together, or what one lease has and will give back.
         """
+        before = self._before(block, nbytes)
+        cut = before, block.nbytes - nbytes - before
         waiting = {id(one) for one in self.shelved()}
-        longest = piece = 0
+        uncut = left = 0
         for slab in self.slabs:
+            whole = piece = 0
             for one in slab.blocks():
+                if one.state != FREE and id(one) not in waiting:
+                    uncut, left = max(uncut, whole, one.nbytes), max(left, piece, one.nbytes)
+                    whole = piece = 0
+                    continue
+                whole += one.nbytes
                 if one is block:
-                    before = self._before(block, nbytes)
-                    longest, piece = max(longest, piece + before), block.nbytes - nbytes - before
-                elif one.state == FREE or id(one) in waiting:
-                    piece += one.nbytes
+                    left, piece = max(left, piece + cut[0]), cut[1]
                 else:
-                    longest, piece = max(longest, piece, one.nbytes), 0
-            longest, piece = max(longest, piece), 0
-        return longest
+                    piece += one.nbytes
+            uncut, left = max(uncut, whole), max(left, piece)
+        return left >= min(wanted, uncut)
 
     def _lend(self, block: Block, before: int, nbytes: int, home: Home) -> Block:
         """Take so many bytes of a free block behind the first `before`; the rest stays free."""
@@ -342,7 +360,7 @@ class Pool:
         """Empty all shelves into the free blocks; returns whether there was anything on them."""
         found = self._empty_shelves(0)
         self._shelved = 0
-        self._large_shelved = False
+        self.large_shelved = False
         return found
 
     def _empty_shelves(self, least: int) -> bool:

@@ -477,21 +477,63 @@ def pool_of(ws: Any) -> Pool:
     return found
 
 
-@pytest.mark.parametrize(("kept", "growths"), [(False, 0), (True, 1)], ids=["taken back", "left on its shelf"])
+@pytest.mark.parametrize(
+    ("first", "kept", "growths"),
+    [
+        (16, None, 0),
+        (8, None, 0),
+        (16, ("take_back_large", None), 1),
+        (8, ("leaves_room", True), 1),
+    ],
+    ids=["taken back", "of few that are taken", "left on its shelf", "left on its shelf in a sparse pool"],
+)
 def test_a_large_block_on_a_shelf_does_not_divide_what_a_large_request_needs(
-    monkeypatch: pytest.MonkeyPatch, kept: bool, growths: int
+    monkeypatch: pytest.MonkeyPatch, first: int, kept: tuple[str, Any] | None, growths: int
 ) -> None:
     """It was released when little was held, and stays uncut until a large request is searched for; not longer.
 
     What is cut meanwhile lies behind it otherwise, and the bytes at both sides are too few.
     """
-    if kept:
-        monkeypatch.setattr(Pool, "take_back_large", lambda pool: None)
+    if kept is not None:
+        monkeypatch.setattr(Pool, kept[0], lambda *_: kept[1])
     _, ws = scene(steady=True, reserve=64 * MIB)
     pool_of(ws).roomy = False
-    ws.acquire(BYTES, N=16 * MIB).release()
+    ws.acquire(BYTES, N=first * MIB).release()
     with ws.lease(OTHER, N=8 * MIB), ws.lease(BYTES, N=56 * MIB):
         assert ws.snapshot().growths == growths
+
+
+@pytest.mark.parametrize("strategy", BLOCKS)
+@pytest.mark.parametrize(("headroom", "searches"), [(8, 0), (1, 8)], ids=["sparse", "tight"])
+def test_large_blocks_stay_uncut_in_a_sparse_pool(
+    strategy: str, headroom: float, searches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stages that take turns find their own again. Control: in exactly the bytes of the larger one they cannot."""
+    ws = workspace.create(strategy, device=Device(), granularity=MIB, statistics=False, headroom=headroom)
+    for layout, nbytes in ((BYTES, 40 * MIB), (OTHER, 30 * MIB)):
+        ws.declare(layout, phase=layout.name, N=nbytes)
+    ws.reserve()
+    pool_of(ws).roomy = False
+    assert _searches(ws, monkeypatch) == searches and ws.snapshot().growths == 0
+
+
+def _searches(ws: Any, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How often the provider is asked for bytes while two stages take turns four times, after a first one."""
+    plain, found = Pooled._search, [0]
+
+    def search(self: Pooled, *given: Any) -> Any:
+        found[0] += 1
+        return plain(self, *given)
+
+    monkeypatch.setattr(Pooled, "_search", search)
+    with torch.no_grad(), ws.on(ws.stream("main")):
+        for turn in range(5):
+            if turn == 1:
+                found[0] = 0
+            for layout, nbytes in ((BYTES, 40 * MIB), (OTHER, 30 * MIB)):
+                with ws.lease(layout, N=nbytes):
+                    pass
+    return found[0]
 
 
 @pytest.mark.parametrize(
@@ -611,25 +653,7 @@ def test_spare_bytes_let_every_block_stay_uncut(
         ws.declare(layout, phase=layout.name, N=nbytes)
     assert ws.reserve(spare=spare * MIB) == held * MIB == ws.snapshot().reserved
     ws.lock()
-    plain, found = Pooled._search, [0]
-
-    def search(self: Pooled, *given: Any) -> Any:
-        found[0] += 1
-        return plain(self, *given)
-
-    monkeypatch.setattr(Pooled, "_search", search)
-
-    def in_turn() -> None:
-        for layout, nbytes in ((BYTES, 40 * MIB), (OTHER, 30 * MIB)):
-            with ws.lease(layout, N=nbytes):
-                pass
-
-    with torch.no_grad(), ws.on(ws.stream("main")):
-        in_turn()
-        found[0] = 0
-        for _ in range(4):
-            in_turn()
-    assert found[0] == searches and ws.snapshot().growths == 0
+    assert _searches(ws, monkeypatch) == searches and ws.snapshot().growths == 0
 
 
 @pytest.mark.parametrize(("capacity", "held"), [(None, 70), (70, 70), (69, 40)])

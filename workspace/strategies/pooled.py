@@ -93,10 +93,10 @@ class Pooled:
         return block
 
     def _search(self, request: Request, stream: Stream) -> Block:
-        if request.nbytes >= LARGE:
-            # What waits for other requests divides the bytes that this one needs, whatever is cut beside it meanwhile.
+        block, wanted = self._ordered(request, stream), self._largest_declared
+        if request.nbytes >= LARGE and self.pool.divided_by_shelves(block, request.nbytes, wanted):
             self.pool.take_back_large()
-        block = self._ordered(request, stream)
+            block = self._ordered(request, stream)
         if (block is None or self._divides(block, request)) and self.pool.consolidate():
             block = self._ordered(request, stream)
         if block is None and self.pool.by_streams and self._gather_ordered(request, stream):
@@ -114,7 +114,7 @@ class Pooled:
         wanted = self._largest_declared
         if not self.locked or self.pool.largest() - request.nbytes >= wanted:
             return False
-        return self.pool.longest_beside(block, request.nbytes) < wanted
+        return not self.pool.leaves_room(block, request.nbytes, wanted)
 
     def _ordered(self, request: Request, stream: Stream) -> Block | None:
         return self.pool.ordered(request.nbytes, stream, self.home(stream)) or self.elsewhere(request, stream)
