@@ -80,11 +80,11 @@ def _build(timeline: Timeline, config: WorkspaceConfig, device: Any) -> Workspac
         _permitted(name, config)
 
     def child(owner: str, root: Workspace) -> Workspace:
-        name = config.owners.get(owner, config.strategy)
-        if name != config.strategy:
-            return _workspace(timeline, attrs.evolve(config, strategy=name), device, child, owner)
-        shared = root.strategy_object, root.provider
-        return Workspace(timeline, *shared, config, device, child, owner, root)
+        name, own = root.owned(owner), root.config  # an owner may have owners
+        strategy = own.owners.get(owner, own.strategy)
+        if strategy != own.strategy:
+            return _workspace(timeline, attrs.evolve(own, strategy=strategy), device, child, name)
+        return Workspace(timeline, root.strategy_object, root.provider, own, device, child, name, root)
 
     return _workspace(timeline, config, device, child, "")
 

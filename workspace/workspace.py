@@ -609,7 +609,7 @@ class Workspace:
         if self.closed:
             raise WorkspaceError(f"{self!r} is closed", "create another")
         self._await_graphs()
-        return put_to_sleep([self, *self._own_children()])
+        return put_to_sleep(self._everybody())
 
     def wake(self) -> int:
         """Take as much memory as `sleep` gave back; returns the bytes. Of a workspace that is awake, no error.
@@ -621,7 +621,7 @@ class Workspace:
         CaptureError
             The current stream captures.
         """
-        return wake_up([self, *self._own_children()]) if self._root is None else self._root.wake()
+        return wake_up(self._everybody()) if self._root is None else self._root.wake()
 
     @property
     def asleep(self) -> bool:
@@ -701,7 +701,10 @@ class Workspace:
 
     # -- owners and end ----------------------------------------------------------------------------------------
     def owner(self, name: str) -> Workspace:
-        """The workspace of one owner, on the same timeline; its own strategy where the setting `owners` names one."""
+        """The workspace of one owner, on the same timeline; its own strategy where the setting `owners` names one.
+
+        An owner may have owners in turn: what it leases there is accounted under both names, as ``"model/attention"``.
+        """
         self.check_open()
         argument.name("owner", name)
         with self.timeline.lock:
@@ -725,7 +728,7 @@ class Workspace:
         self._await_graphs()
         with self.timeline.lock:
             self.timeline.settle_releases()
-            for one in (self, *self._own_children()):
+            for one in self._everybody():
                 one._check_idle()
             self._end()
 
@@ -733,7 +736,7 @@ class Workspace:
         """Graphs released a moment ago may be under way still, and the driver says late that they are gone."""
         with self.timeline.lock:
             self.timeline.settle_releases()
-            some = any(one.graphs for one in (self, *self._own_children()) if one._root is None)
+            some = any(one.graphs for one in self._everybody() if one._root is None)
         if some:
             self.timeline.call(self.driver.settle)
 
@@ -762,8 +765,18 @@ class Workspace:
         return sum(id(self.provider) in pins.providers for pins in self.timeline.pins)
 
     def _own_children(self) -> list[Workspace]:
-        """Workspaces of owners with a strategy of their own; the others share this one's provider."""
-        return [child for child in self.children.values() if child.provider is not self.provider]
+        """Workspaces of owners with a strategy of their own, also of owners that share this one's provider."""
+        found: list[Workspace] = []
+        for child in self.children.values():
+            if child.provider is self.provider:
+                found += child._own_children()
+            elif not child.closed:
+                found.append(child)
+        return found
+
+    def _everybody(self) -> list[Workspace]:
+        """This workspace, and every one below it with a strategy of its own."""
+        return [self, *(one for child in self._own_children() for one in child._everybody())]
 
     def _check_idle(self) -> None:
         captures = [one.name for one in self.timeline.captures.values() if self.provider in one.providers]

@@ -385,6 +385,39 @@ def test_lock_trim_and_close_reach_every_owner() -> None:
     assert device.memory.used == 0
 
 
+@pytest.mark.parametrize("between", ["shares", "caching"])
+def test_what_holds_for_an_owner_holds_for_its_owners(between: str) -> None:
+    """Whether the one between shares the root's pool, or has a strategy of its own, whose config then is theirs."""
+    owners = {"draft": "per_stream", "plain": "event_fenced"} | ({"model": between} if between != "shares" else {})
+    _, ws = scene(owners=owners)
+    model = ws.owner("model")
+    draft, plain = model.owner("draft"), model.owner("plain")
+    assert (draft.name, draft.strategy, draft.config.strategy) == ("model/draft", "per_stream", "per_stream")
+    assert plain.strategy == plain.config.strategy == "event_fenced"
+    assert (plain.provider is ws.provider) == (between == "shares")
+    assert model.owner("other").config.strategy == model.strategy
+    draft.declare(BYTES, N=MIB)
+    assert ws.reserve() == MIB <= draft.snapshot().reserved
+    ws.lock()
+    with pytest.raises(CapacityError, match="model/draft/bytes"):
+        draft.acquire(BYTES, N=8 * MIB)
+    ws.unlock()
+    with draft.lease(BYTES, N=8):
+        for refused in (ws.sleep, ws.close):
+            with pytest.raises(workspace.WorkspaceError, match="on lease|on loan"):
+                refused()
+            assert not draft.closed and not draft.asleep
+    ws.sleep()
+    assert draft.asleep and draft.snapshot().reserved == 0
+    ws.wake()
+    assert not draft.asleep and draft.snapshot().reserved >= MIB
+    assert ws.trim() >= MIB
+    draft.close()
+    assert ws.reserve() == 0
+    ws.close()
+    assert plain.closed
+
+
 def test_close_is_refused_while_bytes_are_on_loan() -> None:
     """Leases and single tensors; the error counts them, and the workspace goes on."""
     _, ws = scene()
