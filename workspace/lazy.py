@@ -29,7 +29,8 @@ class LazyLease(Lease):
     _made: dict[int, tuple[Stream, int, Event | None]] | None
     """By position, what was allocated where other streams may come to use it: on which stream, at which epoch."""
     _earlier: list[Homes]
-    """What positions held before, where a graph may use it at each replay."""
+    """What positions held before, where a graph may use it at each replay, or a collective does that is waited for at
+    the release."""
 
     # -- acquire ---------------------------------------------------------------------------------------------
     def __enter__(self) -> Lease:
@@ -78,7 +79,7 @@ class LazyLease(Lease):
         return any(tensor is one or _starts(one) == address for homes in self._kept() for one, _ in homes.values())
 
     def _kept(self) -> list[Homes]:
-        """The tensors by position, and those that the positions held before and graphs use still."""
+        """The tensors by position, and those that the positions held before and are used still."""
         return [self._homes, *getattr(self, "_earlier", ())]
 
     # -- tensors ---------------------------------------------------------------------------------------------
@@ -145,7 +146,7 @@ class LazyLease(Lease):
     def _replace(self, position: int) -> None:
         """Give back what a position held: a branch may read it still. What reads the position later reads the new."""
         timeline, before = self.request.timeline, self._homes.pop(position)
-        if self._state == FULL and self.pins:
+        if self._state == FULL and (self.pins or self._works):
             self._earlier = [*self._kept()[1:], {position: before}]
             return
         if self._state == PLAIN:

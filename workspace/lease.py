@@ -355,12 +355,21 @@ class Lease(Pinnable):
             # thread that records on this stream closes the epoch before its record.
             block: Block = self._block  # type: ignore[assignment]
             block.epoch = block.epochs[block.clock]
+            first, second, third = block.first
+            whole = self._t0 is first and self._t1 is second and self._t2 is third
+            replaced = None if whole else self._replaced(block.first)
             del self._t0, self._t1, self._t2
             self._state = IDLE
             del self.held[self]
             block.shelf.append(block)  # type: ignore[union-attr]
+            if replaced is not None and kind is None:
+                raise replaced
         elif self._state > PLAIN:
+            lent = self._tensors if self._state == FULL else self._lent()
+            replaced = self._replaced(first_three(lent or []))
             self._release()
+            if replaced is not None and kind is None:
+                raise replaced
 
     def _release(self) -> None:
         """The whole of it, under the lock."""
@@ -375,9 +384,30 @@ class Lease(Pinnable):
             timeline.later(lambda: self._settle(uses, works))
             return
         if works is not None:
+            self._refuse_waiting(works)
             self.workspace.await_works(self, works)
         with timeline.lock:
             self._settle(self._ended(), None)
+
+    def _captured_since(self) -> bool:
+        """Whether a stream that it was acquired on outside any capture captures now: a wait there would break that."""
+        timeline, stream = self.request.timeline, self.stream
+        return stream.capture is None and bool(timeline.call(timeline.driver.capture_of, stream.key))
+
+    def _refuse_waiting(self, works: list[Any]) -> None:
+        """Stay held where the collectives cannot be waited for."""
+        try:
+            captured = self._captured_since()
+        except BaseException:
+            self._works = works
+            raise
+        if captured:
+            self._works = works
+            raise CaptureError(
+                f"the lease of {self.owner} is released while {self.stream!r}, on which a collective is to be waited "
+                "for, captures",
+                "release it before the capture, or after it",
+            )
 
     def _ended(self) -> Uses:
         """Be held no longer; returns the last uses."""
@@ -391,12 +421,23 @@ class Lease(Pinnable):
 
     def _settle(self, uses: Uses, works: list[Any] | None) -> None:
         if works is not None:
-            self.workspace.await_works(self, works)
+            if self._captured_since():
+                self.pin()  # until the wait cannot break the capture any more
+                self.request.timeline.deferred.append(lambda: self._wait_late(works))
+            else:
+                self.workspace.await_works(self, works)
         self._state = PINNED if self.pins else self._rest
         if self.pins:
             self.replayed(uses, self.request.timeline)
         else:
             self._give_back(self.last_uses(uses))
+
+    def _wait_late(self, works: list[Any]) -> None:
+        """Wait for the collectives of a lease that a finaliser has released during a capture of its stream."""
+        timeline = self.request.timeline
+        self.workspace.await_works(self, works)
+        self.replayed({self.stream.id: timeline.clocks.epoch[self.stream.id]}, timeline)
+        self.unpin()
 
     def _give_back(self, uses: Uses) -> None:
         block = self._block
@@ -434,7 +475,18 @@ class Lease(Pinnable):
     def _refuse_replacing(self, name: str, present: Any, tensor: Any) -> None:
         # ``lease.x += 1`` assigns what the in-place operator returned: the list is the block's.
         if tensor is not present:
-            raise LeaseError(f"{name!r} of the lease of {self.owner} cannot be replaced", "copy into it: .copy_(...)")
+            raise self._no_replacing(name)
+
+    def _no_replacing(self, name: str) -> LeaseError:
+        return LeaseError(f"{name!r} of the lease of {self.owner} cannot be replaced", "copy into it: .copy_(...)")
+
+    def _replaced(self, lent: tuple[Any, ...]) -> LeaseError | None:
+        """An error where one of the first tensors is not the one that was lent: a slot cannot refuse an assignment."""
+        present = getattr(self, "_t0", None), getattr(self, "_t1", None), getattr(self, "_t2", None)
+        for name, one, other in zip(self.request.index, present, lent, strict=False):
+            if one is not other:
+                return self._no_replacing(name)
+        return None
 
     # -- what a lease is not -----------------------------------------------------------------------------------
     def __reduce__(self) -> Any:

@@ -52,6 +52,9 @@ class Slot:
     def fill(self, tensor: Any) -> Any:
         """Make a tensor that an op returned the slot's content, and return it.
 
+        It was allocated on the current stream, as what an op returns is: the allocator is told of uses on all others.
+        Fill with a tensor of another stream's on that stream, or tell the allocator: ``tensor.record_stream(...)``.
+
         Raises `LayoutError` if shape or dtype differ from the layout's, `LeaseReleased` after the release.
         """
         lease = self._alive()

@@ -100,6 +100,15 @@ PyObject* enter(PyObject* self, PyObject*) {
   return Py_NewRef(self);
 }
 
+// Whether the slots hold what was lent: an assignment to one cannot be refused.
+bool unchanged(PyObject* self, const Ref& block) {
+  PyObject* const first = parts.block_.first.peek(block.get());
+  if (first == nullptr || !PyTuple_CheckExact(first) || PyTuple_GET_SIZE(first) != 3) return false;
+  return parts.lease_.t0.holds(self, PyTuple_GET_ITEM(first, 0)) &&
+         parts.lease_.t1.holds(self, PyTuple_GET_ITEM(first, 1)) &&
+         parts.lease_.t2.holds(self, PyTuple_GET_ITEM(first, 2));
+}
+
 PyObject* exit(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   const Native& native = lease_methods[EXIT];
   if (!parts.lease_.state.holds(self, parts.plain) || count != 3) {
@@ -110,7 +119,7 @@ PyObject* exit(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   const Ref held = parts.holding_.held.get(self);
   Ref epoch = item(epochs, parts.block_.clock.get(block));
   if (!epoch && PyErr_Occurred()) return nullptr;
-  if (!epoch || !shelf || !PyList_Check(shelf.get()) || !held || !PyDict_Check(held.get())) {
+  if (!epoch || !shelf || !PyList_Check(shelf.get()) || !held || !PyDict_Check(held.get()) || !unchanged(self, block)) {
     return python(native, self, arguments, count);
   }
   parts.block_.epoch.set(block.get(), std::move(epoch));

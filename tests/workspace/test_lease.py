@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -91,6 +92,39 @@ def test_a_tensor_of_a_released_lease_is_refused(strategy: str) -> None:
     for read in (lambda: lease.q, lambda: lease.address, lambda: lease.tensors, lambda: lease.until(None)):
         with pytest.raises(LeaseReleased, match="pair"):
             read()
+
+
+@pytest.mark.parametrize("strategy", SAFE)
+@pytest.mark.parametrize("steady", [False, True])
+@pytest.mark.parametrize("name", ["a", "c", "d"], ids=["first", "third", "fourth"])
+def test_a_tensor_of_a_lease_is_not_replaced(strategy: str, steady: bool, name: str) -> None:
+    """What an op returned is copied into it. An assignment is refused, at the latest when the lease ends.
+
+    The bytes come back, and an error of the block's own is not hidden by it.
+    """
+    specs: Any = {one: spec(4, dtype=torch.float32) for one in "abcd"}
+    four: Any = Layout("four", **specs)
+    device, ws = host(strategy)
+    device.driver().attributes = not steady
+    with torch.no_grad():
+        for _ in range(3):
+            with pytest.raises(LeaseError, match=f"'{name}' of the lease of four cannot be replaced"):
+                with ws.lease(four) as lease:
+                    setattr(lease, name, torch.zeros(4))
+            if strategy == "caching":
+                continue  # refused at once
+            made: Any = ws.lease(four)
+            with pytest.raises(ZeroDivisionError), made:
+                made.a = torch.zeros(4)
+                _ = 1 // 0
+            made = ws.lease(four)
+            with made:
+                made.a += 1  # the in-place operator returns the tensor itself
+            made = ws.lease(four)
+            with pytest.raises(LeaseError), made:
+                made.use(ws.stream("aux"))
+                made.b = torch.zeros(4)
+        assert ws.snapshot().allocated == 0
 
 
 def test_a_lease_is_read_only_after_its_acquire() -> None:

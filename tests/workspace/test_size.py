@@ -406,11 +406,11 @@ def test_what_holds_for_an_owner_holds_for_its_owners(between: str) -> None:
         for refused in (ws.sleep, ws.close):
             with pytest.raises(workspace.WorkspaceError, match="on lease|on loan"):
                 refused()
-            assert not draft.closed and not draft.asleep
+            assert (draft.closed, draft.asleep) == (False, False)
     ws.sleep()
-    assert draft.asleep and draft.snapshot().reserved == 0
+    assert (draft.asleep, draft.snapshot().reserved) == (True, 0)
     ws.wake()
-    assert not draft.asleep and draft.snapshot().reserved >= MIB
+    assert (draft.asleep, draft.snapshot().reserved >= MIB) == (False, True)
     assert ws.trim() >= MIB
     draft.close()
     assert ws.reserve() == 0

@@ -11,10 +11,9 @@ import torch
 
 from tests.workspace.scene import BYTES, MIB, SLAB, host, scene, write
 from workspace import Layout, Workspace, spec
-from workspace.errors import (
-    CaptureError,
-    LateUse,
-)
+from workspace.errors import CaptureError, LateUse, WorkspaceError
+from workspace.lazy import LazyLease
+from workspace.lease import Lease
 from workspace.simulated import Device
 
 PAIR = Layout("pair", q=spec("T", 4, dtype=torch.float32), idx=spec("T", dtype=torch.int32))
@@ -181,3 +180,108 @@ def test_strict_streams_count_inside_a_capture() -> None:
             device.launch("next", writes=[lease.x])
     capture.graph.replay(main)
     assert device.verdict() == "SAFE"
+
+
+class Collective:
+    """As a process group's work: what is enqueued after `wait` comes after the collective."""
+
+    def __init__(self, device: Device, tensor: Any, on: Any, stream: Any) -> None:
+        self._device = device
+        self._event = device.new_event()
+        device.record(self._event, stream.key)
+        device.wait(self._event, on.key)
+        device.launch("all_reduce", writes=[tensor], stream=on.key)
+        device.record(self._event, on.key)
+
+    def wait(self) -> None:
+        self._device.wait(self._event, self._device.driver().current_stream())
+
+
+def reduced(ws: Workspace, device: Device, lease: Any) -> Any:
+    """Give a lease's tensor to a collective, to be waited for at the release; returns the tensor."""
+    tensor = whole(lease.x)
+    device.launch("fill", writes=[tensor])
+    lease.until(Collective(device, tensor, ws.stream("network", communication=True), lease.stream))
+    return tensor
+
+
+@pytest.mark.parametrize("strategy", SAFE)
+@pytest.mark.parametrize("refused", [True, False])
+def test_a_collective_is_not_waited_for_in_a_capture(
+    monkeypatch: pytest.MonkeyPatch, strategy: str, refused: bool
+) -> None:
+    """The wait would cross its border: the lease stays held, and the capture whole. Control: waited for, it breaks."""
+    if not refused:
+        monkeypatch.setattr(Lease, "_captured_since", lambda lease: False)
+    device, ws = scene(strategy)
+    ws.declare(BYTES, N=SLAB, lane="main")
+    ws.reserve()
+    with ws.on(ws.stream("one")):
+        lease = ws.acquire(BYTES, N=64)
+        reduced(ws, device, lease)
+        if not refused:
+            with pytest.raises(WorkspaceError), ws.capture():
+                lease.release()
+            return
+        with ws.capture() as capture:
+            with pytest.raises(CaptureError, match="before the capture, or after it"):
+                lease.release()
+            still: list[bool] = [lease.released]
+            with ws.lease(BYTES, N=64) as inside:
+                device.launch("inside", writes=[whole(inside.x)])
+        capture.graph.replay()
+        lease.release()
+        with ws.lease(BYTES, N=64) as after:
+            device.launch("after", writes=[whole(after.x)])
+    assert still == [False] and lease.released and device.verdict() == "SAFE"
+
+
+@pytest.mark.parametrize("strategy", SAFE)
+def test_a_finaliser_leaves_the_wait_until_the_capture_has_ended(strategy: str) -> None:
+    """Nobody is there to be refused."""
+    device, ws = scene(strategy)
+    ws.declare(BYTES, N=SLAB, lane="main")
+    ws.reserve()
+    with ws.on(ws.stream("one")):
+        lease = ws.acquire(BYTES, N=64)
+        reduced(ws, device, lease)
+        with ws.capture():
+            with ws.timeline.lock:  # as in the middle of an acquire of this thread
+                lease.release()
+            with ws.lease(BYTES, N=64) as inside:
+                device.launch("inside", writes=[whole(inside.x)])
+        with ws.lease(BYTES, N=64) as after:
+            device.launch("after", writes=[whole(after.x)])
+    assert lease.released and device.verdict() == "SAFE" and not ws.timeline.deferred
+
+
+def whole(tensor: Any) -> Any:
+    return tensor.tensor() if hasattr(tensor, "tensor") else tensor
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_a_collective_reads_outlives_its_place_in_a_slot(monkeypatch: pytest.MonkeyPatch, kept: bool) -> None:
+    """Filled anew before the release waits for the collective. Control: given back as it is replaced."""
+    if not kept:
+        replaced = LazyLease._replace
+
+        def forgetful(lease: LazyLease, position: int) -> None:
+            works, lease._works = lease._works, None
+            replaced(lease, position)
+            lease._works = works
+
+        monkeypatch.setattr(LazyLease, "_replace", forgetful)
+    device, ws = scene("caching")
+    one = ws.stream("one")
+
+    def made() -> Any:
+        return ws.driver.empty((64,), torch.uint8, one.key)
+
+    with ws.on(one), ws.lease(BYTES, N=64) as lease:
+        slot = lease.x
+        slot.fill(made())
+        reduced(ws, device, lease)
+        slot.fill(made())
+        gc.collect()
+        device.launch("somebody else", writes=[made()])
+    assert device.verdict() == ("SAFE" if kept else "UNSAFE")
