@@ -141,6 +141,7 @@ def _say(deployment: Deployment, text: str, **how: Any) -> None:
 @click.option("--seed", type=int, default=0, help="Of the draws.")
 @click.option("--stop", "stops", multiple=True, metavar="TEXT", help="One token that ends the text; repeatable.")
 @click.option("--ignore-eos", is_flag=True, help="Go on behind the token that ends a text.")
+@click.option("--token-ids", is_flag=True, help="Print the tokens' ids, one a line, in place of their text.")
 @click.option("--max-model-len", type=POSITIVE, default=4096, help="Prompt and generated tokens at most.")
 @model_options
 def generate(
@@ -151,6 +152,7 @@ def generate(
     seed: int,
     stops: tuple[str, ...],
     ignore_eos: bool,
+    token_ids: bool,
     **options: Any,
 ) -> None:
     """Continue a text, printed as it comes."""
@@ -166,8 +168,9 @@ def generate(
         generation = server.submit(one.tokenizer.encode(prompt), sampling)
         text = one.tokenizer.text()
         for token in server.stream(generation):
-            _say(one, shown(text.add([token])), nl=False)
-        _say(one, shown(text.end()))
+            _say(one, str(token) if token_ids else shown(text.add([token])), nl=token_ids)
+        if not token_ids:
+            _say(one, shown(text.end()))
         if one.model.drafts:
             found = server.acceptance
             _say(one, f"{found.right} of {found.guessed} guessed tokens were right", err=True)

@@ -17,6 +17,7 @@ from dsv4.cli import PICTURES, main
 from dsv4.model.decoder import Outcome
 from dsv4.scheduler import Rows
 from dsv4.serve.model import Contexts, RunnerModel
+from dsv4.serve.tokenizer import ByteTokenizer
 from dsv4.trace import HEADER
 
 TRACED = ["--max-model-len", "64", "--max-num-batched-tokens", "32"]
@@ -39,6 +40,14 @@ def test_generate_prints_the_same_text_under_every_strategy() -> None:
     assert done.exit_code == 0 and "random weights" in done.stderr
     assert done.stdout == generated("--workspace", "caching") != generated("--weights-seed", "1")
     assert len(done.stdout) > 1 and done.stdout.endswith("\n")
+
+
+def test_token_ids_are_those_of_the_text() -> None:
+    """What is no UTF-8 looks alike as a text, and differs as ids."""
+    tokens = [int(line) for line in generated("--token-ids").splitlines()]
+    text = ByteTokenizer().text()
+    assert len(set(tokens)) > 1
+    assert text.add(tokens) + text.end() + "\n" == generated()
 
 
 def test_draws_follow_their_seed() -> None:
