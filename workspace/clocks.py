@@ -74,6 +74,16 @@ class Clocks:
         """The host has seen the event complete: everything it covers precedes whatever is enqueued from now on."""
         merge(self.host, covered)
 
+    def settle(self) -> None:
+        """Let go of what streams have seen and the host has, too: it precedes all work anyway.
+
+        Else a process that meets ever new streams would remember each of them at each of them.
+        """
+        host = self.host
+        for stream, seen in self.seen.items():
+            if seen:  # not in place: an event may share it
+                self.seen[stream] = {used: epoch for used, epoch in seen.items() if host.get(used, 0) < epoch}
+
     def ordered(self, stream: int, used: int, epoch: int) -> bool:
         """Whether work enqueued now on `stream` comes after the use ``(used, epoch)``."""
         return used == stream or self.seen[stream].get(used, 0) >= epoch or self.host.get(used, 0) >= epoch

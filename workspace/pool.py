@@ -460,5 +460,8 @@ class Pool:
         return not self.by_streams or not used or not own or used.keys() == own.keys()
 
     def _remove(self, block: Block) -> None:
-        self.free[block.home].remove(block)
+        free = self.free[block.home]
+        free.remove(block)
+        if not free:  # the stream that was at home there may be gone for good
+            del self.free[block.home]
         self._largest = None

@@ -351,6 +351,8 @@ class Timeline:
                 return  # the driver leaves capturing streams out, and one began meanwhile: which is not known
             for seen in covered:
                 self.clocks.complete(seen)
+            if stream is None:
+                self.clocks.settle()
 
     def _idle_with_the_device(self) -> list[Stream]:
         """Streams that are idle once the device is: while a capture is open, those the driver can wait for then."""

@@ -52,6 +52,7 @@ class Framework:
         between()
         for seen in covered:
             self.clocks.complete(seen)
+        self.clocks.settle()
 
     def query(self, covered: Seen, done: bool) -> None:
         if done:

@@ -102,6 +102,12 @@ class BarrierForgetsOthers(Clocks):
             self.record(stream)
 
 
+class SettlesWhatIsNotOver(Clocks):
+    def settle(self) -> None:
+        for seen in self.seen.values():
+            seen.clear()
+
+
 def with_clocks(clocks: type[Clocks]) -> type[Framework]:
     return type(clocks.__name__, (Framework,), {"clocks_type": clocks})
 
@@ -164,6 +170,7 @@ MUTANTS = [
         (
             SkipsMerge, SkipsTick, NotTransitive, CoversWhatFollows, ChangesWhatItShares, TakesWhateverComes,
             ForgetsHost, OneTooGenerous, OneTooStrict, TrustsNobody, LastWaitWins, BarrierForgetsOthers,
+            SettlesWhatIsNotOver,
         ),
     ),
     TicksAfterRecord, MergesBeforeWait, KeepsOldRecord, BelievesEveryQuery, IgnoresQueries,

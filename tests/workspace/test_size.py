@@ -13,6 +13,7 @@ import workspace
 from tests.workspace.bookkeeping import check_books, check_coalesced
 from tests.workspace.scene import BYTES, MIB, OTHER, SLAB, host, scene, write
 from workspace import Layout, spec
+from workspace.clocks import Clocks
 from workspace.errors import CapacityError, CaptureError, LockError, OutOfMemory
 from workspace.pool import Pool
 from workspace.reservation import Reservation
@@ -722,3 +723,24 @@ def test_what_lies_side_by_side(micro_batches: int, held: int) -> None:
     ws.declare(OTHER, lane="decode", N=30 * MIB)
     assert ws.reserve() == (70 * micro_batches + 30) * MIB == held * MIB
     assert ws.strategy_object.pool.roomy  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("strategy", BLOCKS)
+@pytest.mark.parametrize("settled", [True, False])
+def test_streams_that_are_gone_leave_little_behind(
+    strategy: str, settled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One raw stream a request, destroyed after it: each would know all before. Control: the clocks keep it."""
+    if not settled:
+        monkeypatch.setattr(Clocks, "settle", lambda clocks: None)
+    device, ws = scene(strategy, steady=True)
+    for _ in range(5):
+        for _ in range(20):
+            raw = device.new_raw_stream("request")
+            with ws.on(raw), ws.lease(BYTES, N=MIB) as lease:
+                device.launch("work", writes=[lease.x])
+            device.destroy_stream(raw)
+        ws.synchronize()
+    known = max(len(seen) for seen in ws.timeline.clocks.seen.values())
+    assert len(pool_of(ws).free) <= 2 and device.verdict() == "SAFE"
+    assert (known <= 1) is settled
