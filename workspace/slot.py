@@ -22,7 +22,8 @@ class Slot:
     else a slot behaves as the tensor it stands for, which comes into being at the first such use: an attribute, an
     index, or as an argument of a torch function (``out=`` included). Another stream that uses it, by the slot or by the
     lease, waits for the one it came into being on; a tensor taken from it in one branch is not to be used in another:
-    make what branches share before the fork, ``lease.allocate("x")``.
+    make what branches share before the fork, ``lease.allocate("x")``. It has no ``len()``: torch would
+    take a short slot that indexes a tensor for a tuple of indices.
 
     Attributes
     ----------
@@ -94,14 +95,15 @@ class Slot:
             raise AttributeError(name)
         return getattr(self.tensor(), name)
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        made = self.tensor().__array__(dtype)
+        return made.copy() if copy else made
+
     def __getitem__(self, index: Any) -> Any:
         return self.tensor()[index]
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self.tensor()[index] = value
-
-    def __len__(self) -> int:
-        return len(self.tensor())
 
     @classmethod
     def __torch_function__(
@@ -126,7 +128,7 @@ for _name in (
     *("neg", "pos", "abs", "invert", "bool", "int", "float", "index", "iter", "contains"),
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift"),
     *("radd", "rsub", "rmul", "rtruediv", "rfloordiv", "rmod", "rpow", "rmatmul", "rand", "ror", "rxor"),
-    *("iadd", "isub", "imul", "itruediv", "iand", "ior", "ixor"),
+    *("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor"),
     *("lt", "le", "gt", "ge", "eq", "ne"),
 ):
     setattr(Slot, f"__{_name}__", _operator(f"__{_name}__"))

@@ -9,6 +9,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,13 +22,15 @@ from workspace.simulated import Device
 from workspace.strategies.caching import CapturedCaching
 
 INTEGERS = Layout("integers", x=spec(2, 2, dtype=torch.int64), y=spec(2, 2, dtype=torch.int64))
-UNARY = [operator.neg, operator.pos, operator.invert, abs, len, list, torch.neg, torch.clone, lambda x: x.T.sum()]
+UNARY = [
+    operator.neg, operator.pos, operator.invert, abs, list, np.array, torch.neg, torch.clone, lambda x: x.T.sum(),
+]  # fmt: skip
 BINARY = [
     operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow,
     operator.matmul, operator.and_, operator.or_, operator.xor, operator.lshift, operator.rshift, operator.lt,
     operator.le, operator.gt, operator.ge, operator.eq, operator.ne, torch.add, torch.maximum,
 ]  # fmt: skip
-IN_PLACE = [operator.iadd, operator.isub, operator.imul, operator.ifloordiv]
+IN_PLACE = [operator.iadd, operator.isub, operator.imul, operator.ifloordiv, operator.imod, operator.ipow]
 
 
 def fill(slot: Any, device: Device, ws: Workspace) -> None:
@@ -65,6 +68,44 @@ def test_a_slot_computes_as_the_tensor_it_stands_for(function: Callable[..., Any
                 slot.fill(x.clone())
                 assert same(function(slot, 2), function(x.clone(), 2))
         fresh.release()
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.bool], ids=["indices", "mask"])
+@pytest.mark.parametrize("has_length", [False, True])
+@pytest.mark.filterwarnings("ignore:Using a non-tuple sequence")
+def test_a_slot_indexes_as_the_tensor_it_stands_for(
+    monkeypatch: pytest.MonkeyPatch, kind: torch.dtype, has_length: bool
+) -> None:
+    """At any length, alone or in a tuple. Control: with ``len()``, torch takes a short one for a tuple of indices."""
+    if has_length:
+        monkeypatch.setattr(Slot, "__len__", lambda slot: slot.shape[0], raising=False)
+    layout: Any = Layout("index", o=spec("T", dtype=kind))
+    _, ws = host("caching")
+    wrong = 0
+    for tokens in (1, 2, 3, 31, 32, 40):
+        table = torch.arange(float(tokens * 6)).view(tokens, 2, 3)
+        with ws.lease(layout, T=tokens) as lease:
+            slot = lease.o
+            slot.copy_(torch.arange(tokens).flip(0) if kind is torch.int64 else torch.arange(tokens) % 2 == 0)
+            for read in (operator.getitem, first_of, set_to_zero):
+                try:
+                    wrong += not same(read(table, slot), read(table, slot.tensor()))
+                except IndexError:
+                    wrong += 1
+    assert (wrong > 0) is has_length
+    if not has_length:
+        with ws.lease(layout, T=2) as lease, pytest.raises(TypeError, match="no len"):
+            len(lease.o)
+
+
+def first_of(table: Any, index: Any) -> Any:
+    return table[index, 0]
+
+
+def set_to_zero(table: Any, index: Any) -> Any:
+    copied = table.clone()
+    copied[index] = 0.0
+    return copied
 
 
 def test_a_slot_is_empty_until_it_is_used() -> None:
