@@ -249,7 +249,10 @@ def _tensor(name: str, position: int) -> Any:
     def put(self: LazyLease, tensor: Any) -> None:
         self._refuse_replacing(name, get(self), tensor)
 
-    return property(get, put, doc=f"Tensor {name!r} of the layout.")
+    def drop(self: LazyLease) -> None:
+        raise self._no_replacing(name)
+
+    return property(get, put, drop, doc=f"Tensor {name!r} of the layout.")
 
 
 def _starts(tensor: Any) -> int:

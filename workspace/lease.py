@@ -176,7 +176,12 @@ class Lease(Pinnable):
 
     def _hide(self) -> None:
         self._tensors = None
-        del self._t0, self._t1, self._t2
+        self._empty_slots()
+
+    def _empty_slots(self) -> None:
+        for name in SLOTS:
+            if hasattr(self, name):
+                delattr(self, name)
 
     def _begin(self, stream: Stream) -> None:
         self.stream = stream
@@ -356,9 +361,14 @@ class Lease(Pinnable):
             block: Block = self._block  # type: ignore[assignment]
             block.epoch = block.epochs[block.clock]
             first, second, third = block.first
-            whole = self._t0 is first and self._t1 is second and self._t2 is third
-            replaced = None if whole else self._replaced(block.first)
-            del self._t0, self._t1, self._t2
+            replaced = None
+            try:
+                if self._t0 is not first or self._t1 is not second or self._t2 is not third:
+                    replaced = self._replaced(block.first)
+                del self._t0, self._t1, self._t2
+            except AttributeError:  # the caller has deleted one
+                replaced = self._replaced(block.first)
+                self._empty_slots()
             self._state = IDLE
             del self.held[self]
             block.shelf.append(block)  # type: ignore[union-attr]
@@ -478,7 +488,9 @@ class Lease(Pinnable):
             raise self._no_replacing(name)
 
     def _no_replacing(self, name: str) -> LeaseError:
-        return LeaseError(f"{name!r} of the lease of {self.owner} cannot be replaced", "copy into it: .copy_(...)")
+        return LeaseError(
+            f"{name!r} of the lease of {self.owner} cannot be replaced or deleted", "copy into it: .copy_(...)"
+        )
 
     def _replaced(self, lent: tuple[Any, ...]) -> LeaseError | None:
         """An error where one of the first tensors is not the one that was lent: a slot cannot refuse an assignment."""
@@ -530,4 +542,7 @@ def _tensor(name: str, position: int) -> Any:
     def put(self: Lease, tensor: Any) -> None:
         self._refuse_replacing(name, get(self), tensor)
 
-    return property(get, put, doc=f"Tensor {name!r} of the layout.")
+    def drop(self: Lease) -> None:
+        raise self._no_replacing(name)
+
+    return property(get, put, drop, doc=f"Tensor {name!r} of the layout.")

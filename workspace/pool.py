@@ -48,6 +48,13 @@ def _by_address(block: Block) -> tuple[int, int]:
     return block.slab.address, block.offset
 
 
+def named(owners: dict[str, int]) -> str:
+    """What owners have, the most first, as the end of a clause; empty where nobody has any."""
+    most = sorted(owners.items(), key=lambda entry: -entry[1])
+    listed = [f"{owner} {nbytes}" for owner, nbytes in most[:3]] + ([f"{len(most) - 3} more"] if len(most) > 3 else [])
+    return f": {', '.join(listed)}" if listed else ""
+
+
 class Pool:
     """Free and shelved blocks of one provider.
 
@@ -159,6 +166,15 @@ class Pool:
     def allocated(self) -> int:
         """Bytes out on lease."""
         return self.taken - sum(block.nbytes for block in self.shelved())
+
+    def on_loan(self) -> dict[str, int]:
+        """Bytes out on lease by owner, in the order of their addresses."""
+        shelved, found = {id(block) for block in self.shelved()}, dict[str, int]()
+        for slab in self.slabs:
+            for block in slab.blocks():
+                if block.state == TAKEN and block.request is not None and id(block) not in shelved:
+                    found[block.request.owner] = found.get(block.request.owner, 0) + block.nbytes
+        return found
 
     # -- the search ------------------------------------------------------------------------------------------
     def ordered(self, nbytes: int, stream: Stream, home: Home) -> Block | None:

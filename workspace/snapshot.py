@@ -8,7 +8,6 @@ import attrs
 
 from workspace.adaptors.compose import find
 from workspace.adaptors.statistics import OwnerBytes, Statistics
-from workspace.block import TAKEN
 from workspace.provider import Held
 
 if TYPE_CHECKING:
@@ -91,15 +90,6 @@ def take_snapshot(workspace: Workspace) -> Snapshot:
 
 
 def _on_loan(workspace: Workspace) -> dict[str, OwnerBytes]:
-    owners: dict[str, OwnerBytes] = {}
     pool = getattr(workspace.strategy_object, "pool", None)
-    if pool is None:
-        return owners
-    shelved = {id(block) for block in pool.shelved()}
-    for slab in pool.slabs:
-        for block in slab.blocks():
-            if block.state == TAKEN and block.request is not None and id(block) not in shelved:
-                owner = owners.setdefault(block.request.owner, OwnerBytes())
-                owner.allocated += block.nbytes
-                owner.peak = owner.allocated
-    return owners
+    found: dict[str, int] = {} if pool is None else pool.on_loan()
+    return {owner: OwnerBytes(allocated=nbytes, peak=nbytes) for owner, nbytes in found.items()}

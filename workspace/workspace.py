@@ -34,6 +34,7 @@ from workspace.fork import Branch, Fork
 from workspace.graph import Graph
 from workspace.layout import ALIGNMENT, Layout, Resolved, TensorSpec, round_up
 from workspace.lease import IDLE, Lease
+from workspace.pool import named
 from workspace.provider import WorkspaceProvider
 from workspace.request import Request
 from workspace.reservation import Reservation
@@ -721,7 +722,8 @@ class Workspace:
         An owner that shares its workspace's strategy gives back its persistent buffers; the pool stays the workspace's.
         ``ws.owner`` makes another of that name.
 
-        Raises `LockError` while leases, single tensors or graphs of this workspace exist; nothing is closed then.
+        Raises `LockError` while leases, single tensors or graphs of this workspace exist; nothing is closed then. Under
+        `caching` and `upstream` tensors are the leases' own: the workspace is closed all the same, an owner is not.
         """
         if self.closed:
             return
@@ -784,14 +786,14 @@ class Workspace:
         if captures or lanes:
             what = f"{', '.join(captures)} is open" if captures else f"lane {', '.join(lanes)} is under way"
             raise LockError(f"close() of {self!r} while {what}", "close it after the capture or the replay has ended")
+        held, graphs = self.provider.held().allocated if self.provider.lends_tensors else 0, self.graphs
+        owners = {owner: one.allocated for owner, one in take_snapshot(self).owners.items() if one.allocated}
         if self._root is not None:
-            owners = take_snapshot(self).owners.items()
-            held, graphs = sum(one.allocated for owner, one in owners if owner.startswith(f"{self.name}/")), 0
-        else:
-            held, graphs = self.provider.held().allocated if self.provider.lends_tensors else 0, self.graphs
+            owners = {owner: nbytes for owner, nbytes in owners.items() if owner.startswith(f"{self.name}/")}
+            held, graphs = sum(owners.values()), 0
         if held or graphs:
             raise LockError(
-                f"close() of {self!r} while {held} bytes are on lease and {graphs} graphs exist",
+                f"close() of {self!r} while {held} bytes are on lease{named(owners)} and {graphs} graphs exist",
                 "release leases, single tensors and graphs first",
             )
 

@@ -111,6 +111,9 @@ def test_a_tensor_of_a_lease_is_not_replaced(strategy: str, steady: bool, name: 
             with pytest.raises(LeaseError, match=f"'{name}' of the lease of four cannot be replaced"):
                 with ws.lease(four) as lease:
                     setattr(lease, name, torch.zeros(4))
+            with pytest.raises(LeaseError, match=f"'{name}' of the lease of four cannot be replaced or deleted"):
+                with ws.lease(four) as lease:
+                    delattr(lease, name)
             if strategy == "caching":
                 continue  # refused at once
             made: Any = ws.lease(four)
@@ -124,6 +127,10 @@ def test_a_tensor_of_a_lease_is_not_replaced(strategy: str, steady: bool, name: 
             with pytest.raises(LeaseError), made:
                 made.use(ws.stream("aux"))
                 made.b = torch.zeros(4)
+            made = ws.lease(four)
+            with pytest.raises(LeaseError), made:
+                made.use(ws.stream("aux"))
+                del made.b
         assert ws.snapshot().allocated == 0
 
 

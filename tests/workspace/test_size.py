@@ -124,6 +124,21 @@ def test_growth_under_lock_is_refused_with_everything_there_is_to_know(strategy:
         pass
 
 
+@pytest.mark.parametrize("strategy", BLOCKS)
+def test_a_refusal_names_what_is_on_lease(strategy: str) -> None:
+    """The most first: a lease that nobody released is found by its owner."""
+    _, ws = scene(strategy, reserve=4 * MIB)
+    ws.lock()
+    held = [ws.owner(f"model{part}").acquire(BYTES, N=(part + 1) * 1024) for part in range(5)]
+    listed = "model4/bytes 5120, model3/bytes 4096, model2/bytes 3072, 2 more"
+    with pytest.raises(CapacityError, match=rf"15360 on lease: {listed}\)(.|\n)*release what is on lease, declare"):
+        ws.acquire(BYTES, N=8 * MIB)
+    for one in held:
+        one.release()
+    with pytest.raises(CapacityError, match=r"\(0 on lease\)(.|\n)*remedy: declare"):
+        ws.acquire(BYTES, N=8 * MIB)
+
+
 def test_lock_and_unlock() -> None:
     """Twice is no error; unlocked, the pool grows again."""
     _, ws = scene(reserve=MIB)
@@ -423,7 +438,7 @@ def test_close_is_refused_while_bytes_are_on_loan() -> None:
     """Leases and single tensors; the error counts them, and the workspace goes on."""
     _, ws = scene()
     held = ws.acquire(BYTES, N=1000)
-    with pytest.raises(LockError, match="1024 bytes"):
+    with pytest.raises(LockError, match="1024 bytes are on lease: bytes 1024 and"):
         ws.close()
     held.release()
     single = ws.empty((1000,), torch.uint8)

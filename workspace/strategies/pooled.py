@@ -13,7 +13,7 @@ from workspace.errors import CapacityError, CaptureError
 from workspace.explain import call_site
 from workspace.lane import Lane, Lanes, LaneSource
 from workspace.layout import MAX_BYTES
-from workspace.pool import LARGE, Home, Pool
+from workspace.pool import LARGE, Home, Pool, named
 from workspace.provider import Held, Homes
 from workspace.request import Request
 from workspace.source import DriverSource, Source
@@ -186,7 +186,7 @@ class Pooled:
         return block
 
     def _refusal(self, request: Request, stream: Stream) -> CapacityError:
-        held = self.held()
+        held, on_loan = self.held(), self.pool.on_loan()
         self.timeline.explanations.note("refusal", request)
         site, state = call_site(), self.timeline.state
         pending = self.pool.pending(request.nbytes, stream, self.homes(stream))
@@ -198,16 +198,16 @@ class Pooled:
             f"{request.owner} asks {request.nbytes} bytes on {stream!r} (lane {state.lane!r}, micro-batch "
             f"{state.micro_batch}) at {site}, and the workspace "
             + ("is locked" if self.locked else f"may not grow (policy={self.config.policy!r})")
-            + f" at {held.reserved} bytes ({held.allocated} on lease)"
+            + f" at {held.reserved} bytes ({held.allocated} on lease{named(on_loan)})"
             + (f"; the block that fits was last used by {other} on {streams}" if other else ""),
-            self._remedy(request.nbytes <= held.reserved - held.allocated, bool(other)),
+            self._remedy(request.nbytes <= held.reserved - held.allocated, bool(other), bool(on_loan)),
             owner=request.owner, asked=request.nbytes, capacity=held.reserved, allocated=held.allocated,
             stream=stream.name, lane=state.lane, micro_batch=state.micro_batch, site=site,
             setting="headroom" if self.locked and not other else "policy", other=other, other_streams=streams,
         )  # fmt: skip
 
-    def _remedy(self, enough: bool, unordered: bool) -> str:
-        """What helps, where `enough` bytes are free in all, and a block would fit but for its last use."""
+    def _remedy(self, enough: bool, unordered: bool, leased: bool) -> str:
+        """What helps where `enough` bytes are free in all, a block would fit but for its last use, some are leased."""
         if unordered:
             return "order the streams before the acquire (ws.fork, ws.event), or allow fences: policy='fence,grow'"
         if not self.locked:
@@ -217,7 +217,8 @@ class Pooled:
                 "bytes are free, in pieces too small or kept for graphs: raise `headroom`, declare what lives apart in "
                 "phases and what graphs take with lane=..., or unlock()"
             )
-        return "declare the layout's largest dims before reserve(), raise `headroom`, or unlock()"
+        release = "release what is on lease, " if leased else ""
+        return f"{release}declare the layout's largest dims before reserve(), raise `headroom`, or unlock()"
 
     # -- release ---------------------------------------------------------------------------------------------
     def give_back(self, block: Block, stream: Stream) -> None:
