@@ -12,6 +12,9 @@ from workspace import block as blocks
 from workspace.workspace import Workspace
 
 
+CROWD = 5 * MIB // 2
+
+
 def cut(ws: Workspace, nbytes: int) -> tuple[Any, int]:
     """The tensor and the offset of a lease that a crowded pool coalesces at its release."""
     with ws.lease(BYTES, N=nbytes) as lease:
@@ -19,11 +22,11 @@ def cut(ws: Workspace, nbytes: int) -> tuple[Any, int]:
 
 
 def crowded(strategy: str = "event_fenced") -> Workspace:
-    """A pool half of which is on lease."""
+    """A pool more than half of which is on lease."""
     _, ws = scene(strategy, steady=True, reserve=4 * MIB)
     strategy_object: Any = ws.strategy_object
     strategy_object.pool.roomy = False
-    ws.acquire(OTHER, N=2 * MIB)
+    ws.acquire(OTHER, N=CROWD)
     return ws
 
 
@@ -33,7 +36,7 @@ def test_a_placement_that_repeats_finds_its_tensors(strategy: str) -> None:
     ws = crowded(strategy)
     first, address = cut(ws, MIB)
     second, _ = cut(ws, MIB // 2)
-    assert ws.strategy_object.pool.taken == 2 * MIB  # type: ignore[attr-defined]
+    assert ws.strategy_object.pool.taken == CROWD  # type: ignore[attr-defined]
     assert cut(ws, MIB) == (first, address) or cut(ws, MIB)[0] is first
     assert cut(ws, MIB // 2)[0] is second and second is not first
 
