@@ -11,7 +11,6 @@ from tests.workspace.scene import BYTES, MIB, OTHER, SLAB, scene
 from workspace import block as blocks
 from workspace.workspace import Workspace
 
-
 CROWD = 5 * MIB // 2
 
 
