@@ -92,8 +92,14 @@ def strategies() -> None:
 
     table = Table("strategy", "safe", "what it does", box=None, pad_edge=False)
     for name, entry in registry.strategies().items():
-        table.add_row(name, "yes" if entry.safe else "no", Text(entry.summary))
-    _console().print(table)
+        if entry.unusable:
+            table.add_row(name, "?", Text(f"cannot be used: {entry.unusable}"))
+        else:
+            table.add_row(name, "yes" if entry.safe else "no", Text(entry.summary))
+    console = _console()
+    console.print(table)
+    for line in registry.overlooked():
+        console.print(line, markup=False, highlight=False)
 
 
 @main.command()
@@ -107,13 +113,17 @@ def strategies() -> None:
     "--tokens",
     multiple=True,
     type=click.IntRange(min=0),
-    default=(2, 64, 512, 2048, 8192, 0),
-    show_default=True,
-    help="Sizes of the steps that --driver cuda times, 0 for those of a request trace; repeatable.",
+    help="Size of the steps that --driver cuda times, 0 for those of a request trace; repeatable. "
+    "Default: 2, 64, 512, 2048, 8192 and 0.",
 )
 @click.option("--micro-batches", multiple=True, type=click.IntRange(min=1), default=(1, 2), show_default=True)
 @click.option("--aux", type=click.Choice(list(AUX)), default="on", show_default=True, help="Side streams.")
-@click.option("--workload", default="dsv4", show_default=True, help="A registered name, or MODULE:CLASS.")
+@click.option(
+    "--workload",
+    default="dsv4",
+    show_default=True,
+    help="A registered name, or MODULE:CLASS, as docs/workload.md says.",
+)
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--jobs", type=click.IntRange(min=1), default=2, show_default=True, help="Worker processes.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("sweep-results"), show_default=True)

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from workspace.errors import UnknownStrategy
-from workspace.provider import StrategyFactory
+from workspace.errors import ConfigError, UnknownStrategy, WorkspaceError
+from workspace.provider import StrategyFactory, WorkspaceProvider
+
+if TYPE_CHECKING:
+    from workspace.config import WorkspaceConfig
+    from workspace.timeline import Timeline
 
 
 @attrs.frozen
@@ -25,12 +29,15 @@ class StrategyEntry:
         Whether it keeps the one rule; an unsafe one needs ``allow_unsafe=True``.
     load
         Returns the factory, called as ``factory(timeline, config)``.
+    unusable
+        Why it cannot be chosen (an installed package is broken), else empty. It claims nothing then.
     """
 
     name: str
     summary: str
     safe: bool
     load: Callable[[], StrategyFactory]
+    unusable: str = ""
 
 
 def _built_in(name: str, summary: str, safe: bool, module: str, attribute: str) -> StrategyEntry:
@@ -63,9 +70,10 @@ _BUILT_IN = (
 def strategies() -> dict[str, StrategyEntry]:
     """All strategies by name.
 
-    A package adds one through the entry-point group ``workspace.strategies``: the object has ``safe`` (bool), a
-    docstring whose first line is the summary, and is called with the timeline and the config. One that cannot be
-    imported is listed as such, and raises when it is chosen.
+    A package adds one through the entry-point group ``workspace.strategies``: the object has ``name`` (the entry
+    point's), ``safe`` (bool), a docstring whose first line is the summary, and is called with the timeline and the
+    config. One that is not so is listed with what is wrong, and `strategy` refuses it. A name that is taken stays what
+    it is: see `overlooked`.
     """
     found = {entry.name: entry for entry in _BUILT_IN}
     for point in entry_points(group="workspace.strategies"):
@@ -74,17 +82,82 @@ def strategies() -> dict[str, StrategyEntry]:
     return found
 
 
+def overlooked() -> list[str]:
+    """A line for each entry point that adds nothing because its name is taken."""
+    taken = {entry.name: "a built-in strategy" for entry in _BUILT_IN}
+    lines = []
+    for point in entry_points(group="workspace.strategies"):
+        if point.name in taken:
+            lines.append(f"{_written(point)} is not used: {point.name!r} is {taken[point.name]}")
+        else:
+            taken[point.name] = _written(point)
+    return lines
+
+
+def _written(point: EntryPoint) -> str:
+    """An entry point as its package wrote it, and whose it is."""
+    whose = f" of {point.dist.name}" if point.dist is not None else ""
+    return f"entry point '{point.name} = {point.value}'{whose}"
+
+
 def _installed(point: EntryPoint) -> StrategyEntry:
     try:
         factory = point.load()
     except Exception as error:  # whatever a package raises at import must not hide the other strategies
-        return StrategyEntry(point.name, f"cannot be imported: {error}", True, point.load)
-    summary = (factory.__doc__ or point.value).strip().splitlines()[0]
-    return StrategyEntry(point.name, summary, bool(factory.safe), point.load)
+        unusable = f"cannot be imported: {type(error).__name__}: {error}".splitlines()[0]
+        return StrategyEntry(point.name, unusable, False, point.load, unusable)
+    safe, unusable = getattr(factory, "safe", None), _unusable(factory, point.name)
+    lines = (getattr(factory, "__doc__", None) or "").strip().splitlines() or [point.value]
+
+    def load() -> StrategyFactory:
+        return lambda timeline, config: _made(point, factory, timeline, config)
+
+    return StrategyEntry(point.name, unusable or lines[0], safe is True and not unusable, load, unusable)
+
+
+def _unusable(factory: Any, name: str) -> str:
+    """What keeps an installed object from being a strategy; empty if nothing does."""
+    if not callable(factory):
+        return "is not callable: a strategy is called with the timeline and the config"
+    if not isinstance(getattr(factory, "safe", None), bool):
+        return "has no `safe`: a strategy says by True or False whether it keeps scratch intact"
+    if getattr(factory, "name", None) != name:
+        return f"has `name` {getattr(factory, 'name', None)!r}: a strategy's `name` is its entry point's"
+    return ""
+
+
+def _made(point: EntryPoint, factory: Any, timeline: Timeline, config: WorkspaceConfig) -> WorkspaceProvider:
+    """A package's strategy made, which follows the protocol; what is wrong is said before anything is lent."""
+    try:
+        made = factory(timeline, config)
+    except WorkspaceError:
+        raise
+    except Exception as error:
+        raise _broken(point, f"raises {type(error).__name__} when it is made: {error}") from error
+    if not isinstance(made, WorkspaceProvider):
+        wanted = {*WorkspaceProvider.__annotations__, *vars(WorkspaceProvider)}
+        missing = sorted(one for one in wanted if not one.startswith("_") and not hasattr(made, one))
+        raise _broken(point, f"does not follow workspace.WorkspaceProvider: it has no {', '.join(missing)}")
+    return made
+
+
+def _broken(point: EntryPoint, problem: str) -> ConfigError:
+    remedy = "mend or uninstall the package that registers it, or choose another strategy"
+    return ConfigError(
+        f"strategy {point.name!r} {problem} ({_written(point)})", remedy, key="strategy", name=point.name
+    )
 
 
 def strategy(name: str) -> StrategyEntry:
-    """One strategy. Raises `UnknownStrategy`, naming the nearest."""
+    """One strategy.
+
+    Raises
+    ------
+    UnknownStrategy
+        There is none of that name; the nearest is named.
+    ConfigError
+        The package that registers it is broken.
+    """
     for entry in _BUILT_IN:
         if entry.name == name:
             return entry
@@ -97,6 +170,9 @@ def strategy(name: str) -> StrategyEntry:
             name=name,
             known=tuple(known),
         )
+    if known[name].unusable:
+        point = next(point for point in entry_points(group="workspace.strategies") if point.name == name)
+        raise _broken(point, known[name].unusable)
     return known[name]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 import pytest
@@ -60,11 +61,16 @@ def test_strategies_are_listed_with_a_line_each() -> None:
         (["sweep", *STANDIN, "--execute", "--workload", "tests.sweep.standin:Replayed"], "no numbers", "--execute"),
         (["sweep", *STANDIN, "--driver", "cuda"], "does not run on the 'cuda' driver", "--driver simulated"),
         (["sweep", *STANDIN, "--workload", "os:path"], "there is no workload 'os:path'", "MODULE:CLASS"),
-        (["sweep", *STANDIN, "--workload", "builtins:dict"], "there is no workload 'builtins:dict'", "MODULE:CLASS"),
+        (
+            ["sweep", *STANDIN, "--workload", "builtins:dict"],
+            "'builtins:dict' has no drivers, models",
+            "docs/workload.md",
+        ),
         (["sweep", *STANDIN, "--workload", "os:"], "there is no workload 'os:'", "MODULE:CLASS"),
         (["sweep", *STANDIN, "--out", "/proc/x"], "--out /proc/x cannot be written to", "a folder"),
         (["sweep", *STANDIN, "--out", "/dev/null"], "--out /dev/null cannot be written to", "a folder"),
         (["sweep", *STANDIN, "--nvtx"], "'simulated', which no profiler sees", "--driver cuda"),
+        (["sweep", *STANDIN, "--tokens", "4"], "--tokens with driver 'simulated'", "--driver cuda"),
     ],
 )
 def test_typed_errors_print_problem_and_remedy(arguments: list[str], problem: str, remedy: str) -> None:
@@ -73,6 +79,40 @@ def test_typed_errors_print_problem_and_remedy(arguments: list[str], problem: st
     assert done.exit_code == 2 and isinstance(done.exception, SystemExit)
     error, advice = done.stderr.split("Remedy:")
     assert problem in error and remedy in advice and "Traceback" not in done.output
+
+
+def test_a_bad_setting_is_refused_before_any_cell_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, and not by each cell."""
+    monkeypatch.setenv("WORKSPACE_CAPACITY", "abc")
+    monkeypatch.setattr("workspace.sweep.command.run_cells", lambda *_: pytest.fail("a cell was run"))
+    done = run("sweep", *STANDIN)
+    assert done.exit_code == 2 and "'abc'" in done.stderr and not Path("sweep-results").exists()
+
+
+def test_installed_strategies_that_cannot_be_used_are_listed_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list says why and claims no safety for them; a sweep runs the others, and refuses one it is asked for."""
+    points = [EntryPoint(name, "nowhere:Nothing", "workspace.strategies") for name in ("broken", "caching")]
+    monkeypatch.setattr(
+        "workspace.registry.entry_points",
+        lambda group: points if group.endswith("strategies") else entry_points(group=group),
+    )
+    listed = run("strategies").stdout
+    (line,) = [line for line in listed.splitlines() if line.startswith("broken ")]
+    assert "?" in line.split() and "cannot be used: cannot be imported" in line and "yes" not in line.split()
+    assert "'caching = nowhere:Nothing' is not used" in listed
+    cell = "sweep", *STANDIN, "--mode", "eager", "--micro-batches", "1"
+    done = run(*cell)
+    assert done.exit_code == 0 and "left out: strategy 'broken' cannot be imported" in done.stdout
+    report = json.loads(Path("sweep-results/sweep.json").read_text())
+    assert {entry["cell"]["strategy"] for entry in report["cells"]} == {
+        "caching",
+        "event_fenced",
+        "per_stream",
+        "upstream",
+        "unfenced",
+    }
+    done = run(*cell, "--strategy", "broken")
+    assert done.exit_code == 2 and "strategy 'broken' cannot be imported" in done.stderr
 
 
 def test_sweep_executes_under_as_many_schedules_as_asked() -> None:

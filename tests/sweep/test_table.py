@@ -64,6 +64,16 @@ def test_real_numbers_have_a_column(width: int) -> None:
     assert not any("bit for bit" in line for line in printed(width))
 
 
+@pytest.mark.parametrize("width", [80, FULL_WIDTH])
+def test_the_legend_explains_what_is_shown_and_nothing_else(width: int) -> None:
+    """Columns that a narrow table leaves out are not explained below it."""
+    text = " ".join(printed(width))
+    narrow = ("x1, x2:", "on loan, held:", "fences:", "host us:", "ratio:", "(!):")
+    wide = ("elided:", "record, wait, alloc, replay:", "races:")
+    assert all(about in text for about in narrow)
+    assert [about in text for about in wide] == [width == FULL_WIDTH] * len(wide)
+
+
 def test_refusal_is_named() -> None:
     """A refused cell says so in its row, and why below the table."""
     lines = printed(80)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import torch
 import workspace
 from tests.workspace.scene import BYTES, scene, write
 from workspace import Handle, WorkspaceConfig, registry
-from workspace.errors import ConfigError, DeviceError, UnknownStrategy, UnsafeStrategy, WorkspaceError
+from workspace.errors import ConfigError, DeviceError, UnknownStrategy, UnsafeStrategy, Unsupported, WorkspaceError
 from workspace.simulated import Device
 
 MODULE = '''
@@ -33,20 +35,78 @@ class Reckless(EventFenced):
     """hands anything out"""
     name = "reckless"
     safe = False
+
+class Blank(EventFenced):
+    """   """
+    name = "blank"
+
+class Silent:
+    """says nothing"""
+    name = "silent"
+    def __init__(self, timeline, config): pass
+
+class Vague(Silent):
+    """says neither yes nor no"""
+    name = "vague"
+    safe = "yes"
+
+class Renamed(EventFenced):
+    """has another name"""
+    name = "something"
+
+class Partial(Silent):
+    """has one method"""
+    name, safe, lends_tensors = "partial", True, True
+    def place(self, request, stream): return None
+
+class Raising(EventFenced):
+    """cannot be made"""
+    name = "raising"
+    def __init__(self, timeline, config): raise RuntimeError("no licence")
+
+class Refusing(EventFenced):
+    """refuses by a typed error of its own"""
+    name = "refusing"
+    def __init__(self, timeline, config):
+        from workspace.errors import Unsupported
+        raise Unsupported("needs more")
+
+def made(timeline, config):
+    """a function"""
+    return EventFenced(timeline, config)
+
+NUMBER = 3
 '''
+BROKEN = {
+    "broken": ("third_party_nowhere:Nothing", "cannot be imported: ModuleNotFoundError: No module named"),
+    "gone": ("third_party_strategies:Gone", "cannot be imported: AttributeError"),
+    "silent": ("third_party_strategies:Silent", "has no `safe`"),
+    "vague": ("third_party_strategies:Vague", "has no `safe`"),
+    "made": ("third_party_strategies:made", "has no `safe`"),
+    "number": ("third_party_strategies:NUMBER", "is not callable"),
+    "renamed": ("third_party_strategies:Renamed", "has `name` 'something'"),
+}
+"""Entry point and what is wrong with it, as it is listed."""
+UNMADE = {
+    "partial": ("third_party_strategies:Partial", "it has no abandon, close, "),
+    "raising": ("third_party_strategies:Raising", "raises RuntimeError when it is made: no licence"),
+}
+"""What only shows when one is made."""
 
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package on the path that registers strategies, one of them broken and one under a name that is taken."""
+    """A package on the path that registers strategies, most of them broken and one under a name that is taken."""
     (tmp_path / "third_party_strategies.py").write_text(MODULE)
     information = tmp_path / "third_party-1.0.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: third-party\nVersion: 1.0\n")
     (information / "entry_points.txt").write_text(
         "[workspace.strategies]\ncautious = third_party_strategies:Cautious\n"
-        "reckless = third_party_strategies:Reckless\nbroken = third_party_nowhere:Nothing\n"
-        "caching = third_party_strategies:Reckless\n"
+        "reckless = third_party_strategies:Reckless\nblank = third_party_strategies:Blank\n"
+        "refusing = third_party_strategies:Refusing\n"
+        + "".join(f"{name} = {value}\n" for name, (value, _) in (BROKEN | UNMADE).items())
+        + "caching = third_party_strategies:Reckless\n"
         "[workspace.workloads]\nbroken = third_party_nowhere:Nothing\nmine = third_party_strategies:Reckless\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -106,19 +166,49 @@ def test_a_package_adds_a_strategy(installed: None) -> None:
 
 
 def test_a_broken_package_breaks_only_its_own_strategy(installed: None) -> None:
-    """It is listed as such; the others can be chosen."""
-    assert "cannot be imported" in registry.strategies()["broken"].summary
-    scene("event_fenced")
-    scene("cautious")
-    with pytest.raises(ImportError):
-        scene("broken")
+    """It is listed with what is wrong, and claims no safety; the others can be chosen, a typo is still a typo."""
+    found = registry.strategies()
+    for name, (_, wrong) in BROKEN.items():
+        assert wrong in found[name].unusable == found[name].summary and not found[name].safe
+    assert {name for name, entry in found.items() if entry.unusable} == BROKEN.keys()
+    for name in ("event_fenced", "cautious", "blank"):
+        scene(name)
+    assert found["blank"].summary == "third_party_strategies:Blank"
+    with pytest.raises(UnknownStrategy, match="did you mean 'cautious'"):
+        scene("cautios")
     assert "broken" in registry.workloads()
     assert registry.workloads()["mine"] is not None
+
+
+@pytest.mark.parametrize("name", [*BROKEN, *UNMADE])
+def test_a_broken_strategy_is_refused_when_it_is_chosen(installed: None, name: str) -> None:
+    """By a typed error that names the entry point, the rule and a remedy; for a workspace and for an owner."""
+    value, wrong = (BROKEN | UNMADE)[name]
+    for choose in (lambda: scene(name), lambda: scene("event_fenced", owners={"one": name})[1].owner("one")):
+        with pytest.raises(ConfigError, match=re.escape(wrong)) as caught:
+            choose()
+        assert f"'{name} = {value}' of third-party" in caught.value.problem and "uninstall" in caught.value.remedy
+
+
+def test_a_strategy_may_refuse_by_an_error_of_its_own(installed: None) -> None:
+    """It is passed on as it is."""
+    with pytest.raises(Unsupported, match="needs more"):
+        scene("refusing")
 
 
 def test_a_package_does_not_replace_a_built_in_strategy(installed: None) -> None:
     """The name means what it always did."""
     assert registry.strategies()["caching"].safe and scene("caching")[1].strategy == "caching"
+    (line,) = registry.overlooked()
+    assert "'caching = third_party_strategies:Reckless' of third-party is not used" in line and "built-in" in line
+
+
+def test_of_two_packages_with_one_name_the_second_is_said_to_be_overlooked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever comes first on the path counts."""
+    points = [EntryPoint("mine", f"package_{one}:Mine", "workspace.strategies") for one in "ab"]
+    monkeypatch.setattr("workspace.registry.entry_points", lambda group: points)
+    (line,) = registry.overlooked()
+    assert "package_b:Mine' is not used: 'mine' is entry point 'mine = package_a:Mine'" in line
 
 
 @pytest.mark.parametrize(

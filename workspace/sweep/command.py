@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from workspace import registry
+from workspace.config import load_config
 from workspace.errors import Unsupported
 from workspace.sweep.execute import open_execution
 from workspace.sweep.pictures import draw_bytes, draw_comparison
@@ -52,15 +53,22 @@ def run(
         bits than `caching`, or a cell was refused that may not be, else 0.
     """
     entries = registry.strategies()
-    safe = {name: registry.strategy(name).safe for name in names or entries}
+    for name, entry in entries.items():
+        if entry.unusable and not names:
+            console.print(f"left out: strategy {name!r} {entry.unusable}", markup=False, highlight=False)
+    names = names or [name for name, entry in entries.items() if not entry.unusable]
+    safe = {name: registry.strategy(name).safe for name in names}
     if replay.driver == "cuda":
         from workspace.sweep import timed_command
 
         return timed_command.run(
             console, replay, safe, modes or MODES, micro_batches, aux_streams, tokens, out, allow_refused, nvtx
         )
+    if tokens:
+        raise Unsupported("--tokens with driver 'simulated', which replays the trace's steps", "choose --driver cuda")
     if nvtx:
         raise Unsupported("--nvtx with driver 'simulated', which no profiler sees", "choose --driver cuda")
+    load_config()  # a setting that every cell would refuse is refused once, before any is run
     session = open_session(replay)
     make_folder(out)
     todo = cells(safe, modes or MODES, micro_batches, aux_streams)

@@ -22,8 +22,10 @@ def find_workload(name: str) -> Workload:
     """
     if ":" in name:
         try:
-            return _made(pkgutil.resolve_name(name))
+            return _made(name, pkgutil.resolve_name(name))
         except (ImportError, AttributeError, TypeError, ValueError) as error:
+            if isinstance(error, ConfigError):
+                raise
             raise ConfigError(f"there is no workload {name!r}: {error}", "give MODULE:CLASS") from None
     known = registry.workloads()
     if name not in known:
@@ -35,13 +37,20 @@ def find_workload(name: str) -> Workload:
             value=name,
             near=near,
         )
-    return _made(known[name])
+    return _made(name, known[name])
 
 
-def _made(entry: Any) -> Workload:
+def _made(name: str, entry: Any) -> Workload:
     workload: Workload = entry()
-    for needed in ("drivers", "models"):
-        getattr(workload, needed)
+    missing = [needed for needed in ("drivers", "models") if not hasattr(workload, needed)]
+    if missing:
+        raise ConfigError(
+            f"workload {name!r} has no {', '.join(missing)}",
+            "give it what workspace.sweep.workload.Workload has: docs/workload.md",
+            key="workload",
+            value=name,
+            missing=tuple(missing),
+        )
     return workload
 
 

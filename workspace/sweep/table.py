@@ -56,14 +56,22 @@ FIGURES = (
     Figure("host us", lambda result: f"{result.host_us:,.0f}", True),
 )
 ABOUT = (
-    "x1, x2: micro-batches. on loan, held: peak MiB by leases, and from the device, where a pool holds what was "
-    "reserved for the largest step. fences, elided fences, driver calls: per step. host us: CPU time per step, "
-    "without the operations themselves. ratio: to caching in the same setting. races: pairs of accesses that no "
-    "edge orders. (!): not a safe strategy."
+    ("x1", "x1, x2: micro-batches."),
+    (
+        "held",
+        "on loan, held: peak MiB by leases, and from the device, where a pool holds what was reserved for the largest "
+        "step.",
+    ),
+    ("fences", "fences: per step."),
+    ("elided", "elided: uses on other streams that needed no fence, per step."),
+    ("record", "record, wait, alloc, replay: driver calls per step."),
+    ("host us", "host us: CPU time per step, without the operations themselves."),
+    ("ratio", "ratio: to caching in the same setting."),
+    ("bits", "bits: schedules under which real numbers are those of caching, bit for bit, of all that were tried."),
+    ("races / accesses", "races: pairs of accesses that no edge orders."),
+    ("(!)", "(!): not a safe strategy."),
 )
-
-
-ABOUT_BITS = "bits: schedules under which real numbers are those of caching, bit for bit, of all that were tried."
+"""What a heading means, for those that the table has."""
 
 
 def print_results(console: Console, results: Sequence[Result | Refused], safe: Mapping[str, bool]) -> None:
@@ -100,7 +108,8 @@ def print_results(console: Console, results: Sequence[Result | Refused], safe: M
         bits = [_bits(result)] if executed else []
         table.add_row(*front, *values, ratio, Text(judged.verdict, COLOURS[judged.verdict]), *bits, *races)
     console.print(table)
-    console.print(f"{ABOUT} {ABOUT_BITS}" if executed else ABOUT, style="dim")
+    shown = {"x1", "(!)", *(str(column.header) for column in table.columns)}
+    console.print(" ".join(about for heading, about in ABOUT if heading in shown), style="dim")
     for problem in dict.fromkeys(result.problem for result in results if isinstance(result, Refused)):
         console.print(f"refused: {problem}", markup=False, highlight=False)
 

@@ -21,6 +21,8 @@ from workspace.sweep.timed_load import measure_load
 from workspace.sweep.timed_report import Record, draw, print_timings, refused
 
 ROUNDS = 40
+SIZES = (2, 64, 512, 2048, 8192, TRACE)
+"""Sizes of the steps that are timed where none is given."""
 
 
 def run(
@@ -57,7 +59,7 @@ def run(
     plan = {"workload": replay.workload, "model": model.description, "rounds": rounds, "strategies": list(safe)}
     plan |= {"nvtx": config.nvtx}
     record = Record(out, plan)
-    for setting in (Setting(*one) for one in product(modes, micro_batches, aux_streams, tokens)):
+    for setting in (Setting(*one) for one in product(modes, micro_batches, aux_streams, tokens or SIZES)):
         if setting in record.done:
             console.print(f"{setting}: done before", style="dim")
         elif not model.differs(setting.mode, setting.tokens):
