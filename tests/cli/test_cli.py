@@ -64,7 +64,7 @@ def test_strategies_are_listed_with_a_line_each() -> None:
         (
             ["sweep", *STANDIN, "--workload", "builtins:dict"],
             "'builtins:dict' has no drivers, models",
-            "docs/workload.md",
+            "workspace/sweep/workload.py",
         ),
         (["sweep", *STANDIN, "--workload", "os:"], "there is no workload 'os:'", "MODULE:CLASS"),
         (["sweep", *STANDIN, "--out", "/proc/x"], "--out /proc/x cannot be written to", "a folder"),

@@ -46,7 +46,7 @@ def _made(name: str, entry: Any) -> Workload:
     if missing:
         raise ConfigError(
             f"workload {name!r} has no {', '.join(missing)}",
-            "give it what workspace.sweep.workload.Workload has: docs/workload.md",
+            "give it what the protocol `Workload` in workspace/sweep/workload.py has",
             key="workload",
             value=name,
             missing=tuple(missing),
