@@ -125,7 +125,7 @@ def load_config(
     chosen = file or env.get("WORKSPACE_CONFIG") or find_file(Path.cwd())
     found: list[tuple[str, str, str, object]] = []  # key, as written, source, value
     if chosen is not None:
-        found += [(key, key, str(chosen), value) for key, value in _table(Path(chosen)).items()]
+        found += [(key, key, str(chosen), value) for key, value in _settings(Path(chosen)).items()]
     for variable in sorted(env):
         if variable.startswith("WORKSPACE_") and variable not in _NO_SETTINGS:
             key = variable.removeprefix("WORKSPACE_").lower()
@@ -156,6 +156,22 @@ def _table(path: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}", "correct the file") from None
     return content.get("tool", {}).get("workspace", {}) if path.name == "pyproject.toml" else content
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    """The settings of a file; a table that is none of them is no misspelt setting, but settings in the wrong place."""
+    settings = _table(path)
+    for key, value in settings.items():
+        if key not in FIELDS and isinstance(value, dict):
+            place = "in [tool.workspace] itself" if path.name == "pyproject.toml" else "at the top of the file"
+            raise ConfigError(
+                f"unknown table {key!r} (from {path})",
+                f"write the settings {place}, in no table of their own; only the setting 'owners' is one",
+                key=key,
+                source=str(path),
+                rule="the name of a setting",
+            )
+    return settings
 
 
 def _field(key: str, written: str, source: str) -> Any:

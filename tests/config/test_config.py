@@ -109,6 +109,24 @@ def test_unknown_key_is_a_named_error(way: str) -> None:
         load_config(env=env, overrides={"micro_batchs": 2} if way == "override" else {})
 
 
+@pytest.mark.parametrize(
+    ("file", "table", "place"),
+    [
+        ("workspace.toml", "workspace", "at the top of the file"),
+        ("workspace.toml", "tool.workspace", "at the top of the file"),
+        ("workspace.toml", "owner", "at the top of the file"),
+        ("pyproject.toml", "tool.workspace.pool", r"in \[tool.workspace\] itself"),
+    ],
+)
+def test_settings_in_a_table_are_told_their_place(file: str, table: str, place: str) -> None:
+    """A table that is no setting is refused with where settings stand; the one setting that is a table is read."""
+    Path(file).write_text(f"[{table}]\nin_flight = 2\n")
+    with pytest.raises(ConfigError, match=rf"unknown table .*{file}(.|\n)*{place}"):
+        load_config(env={})
+    Path(file).write_text(f"[{'tool.workspace.' if file == 'pyproject.toml' else ''}owners]\ndraft = 'caching'\n")
+    assert load_config(env={}).config.owners == {"draft": "caching"}
+
+
 @pytest.mark.parametrize("content", ["strategy = ", b"\xff\xfe", None])
 def test_unreadable_file_is_a_named_error(content: str | bytes | None) -> None:
     """A file that is missing, not UTF-8 or not TOML is refused by name."""
