@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+import workspace
 from workspace import registry
 from workspace.cli import main
 from workspace.config import FIELDS
@@ -36,6 +40,16 @@ def test_config_shows_each_value_and_its_source(monkeypatch: pytest.MonkeyPatch)
     assert "3" in rows["in_flight"] and "environment WORKSPACE_IN_FLIGHT" in rows["in_flight"]
     assert "per_stream" in rows["strategy"] and "command line" in rows["strategy"]
     assert "default" in rows["granularity"]
+
+
+def test_the_module_is_the_command() -> None:
+    """`python -m workspace` does what the installed script does, under its name."""
+    command = [sys.executable, "-m", "workspace"]
+    environment = os.environ | {"PYTHONPATH": str(Path(workspace.__file__).parents[1])}
+    listed = subprocess.run([*command, "strategies"], capture_output=True, text=True, env=environment, check=True)
+    assert listed.stdout == run("strategies").stdout
+    refused = subprocess.run([*command, "swep"], capture_output=True, text=True, env=environment, check=False)
+    assert refused.returncode == 2 and "Usage: workspace " in refused.stderr
 
 
 def test_strategies_are_listed_with_a_line_each() -> None:
@@ -81,11 +95,12 @@ def test_typed_errors_print_problem_and_remedy(arguments: list[str], problem: st
     assert problem in error and remedy in advice and "Traceback" not in done.output
 
 
-def test_a_bad_setting_is_refused_before_any_cell_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once, and not by each cell."""
+@pytest.mark.parametrize("driver", ["simulated", "cuda"])
+def test_a_bad_setting_is_refused_before_any_cell_runs(driver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, and not by each cell; before the driver is asked for, too."""
     monkeypatch.setenv("WORKSPACE_CAPACITY", "abc")
     monkeypatch.setattr("workspace.sweep.command.run_cells", lambda *_: pytest.fail("a cell was run"))
-    done = run("sweep", *STANDIN)
+    done = run("sweep", *STANDIN, "--driver", driver)
     assert done.exit_code == 2 and "'abc'" in done.stderr and not Path("sweep-results").exists()
 
 
@@ -102,7 +117,7 @@ def test_installed_strategies_that_cannot_be_used_are_listed_and_left_out(monkey
     assert "'caching = nowhere:Nothing' is not used" in listed
     cell = "sweep", *STANDIN, "--mode", "eager", "--micro-batches", "1"
     done = run(*cell)
-    assert done.exit_code == 0 and "left out: strategy 'broken' cannot be imported" in done.stdout
+    assert done.exit_code == 0 and "left out: strategy 'broken' cannot be imported" in done.stderr
     report = json.loads(Path("sweep-results/sweep.json").read_text())
     assert {entry["cell"]["strategy"] for entry in report["cells"]} == {
         "caching",

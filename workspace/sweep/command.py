@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -55,9 +56,10 @@ def run(
     entries = registry.strategies()
     for name, entry in entries.items():
         if entry.unusable and not names:
-            console.print(f"left out: strategy {name!r} {entry.unusable}", markup=False, highlight=False)
+            click.echo(f"left out: strategy {name!r} {entry.unusable}", err=True)
     names = names or [name for name, entry in entries.items() if not entry.unusable]
     safe = {name: registry.strategy(name).safe for name in names}
+    load_config()  # a setting that every cell would refuse is refused once, before any is run
     if replay.driver == "cuda":
         from workspace.sweep import timed_command
 
@@ -68,7 +70,6 @@ def run(
         raise Unsupported("--tokens with driver 'simulated', which replays the trace's steps", "choose --driver cuda")
     if nvtx:
         raise Unsupported("--nvtx with driver 'simulated', which no profiler sees", "choose --driver cuda")
-    load_config()  # a setting that every cell would refuse is refused once, before any is run
     session = open_session(replay)
     make_folder(out)
     todo = cells(safe, modes or MODES, micro_batches, aux_streams)
