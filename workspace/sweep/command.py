@@ -13,7 +13,7 @@ from workspace import registry
 from workspace.config import load_config
 from workspace.errors import Unsupported
 from workspace.sweep.execute import open_execution
-from workspace.sweep.pictures import draw_bytes, draw_comparison
+from workspace.sweep.pictures import batches, draw_bytes, draw_comparison
 from workspace.sweep.plan import Cell, Replay, cells
 from workspace.sweep.report import make_folder, report, write_json
 from workspace.sweep.result import Refused, Result
@@ -88,9 +88,9 @@ def run(
     written = ["sweep.json"]
     if any(result.envelope for result in measured):
         mode, parts, aux = pictured
-        setting = f"{mode}, {parts} micro-batch(es), {'' if aux else 'no '}side streams"
+        setting = f"{mode}, {batches(parts)}, {'' if aux else 'no '}side streams"
         title = f"Bytes on loan by owner; {setting}\n{session.description}"
-        draw_bytes(measured, title, out / "bytes.png")
+        draw_bytes(measured, safe, title, out / "bytes.png")
         written.append("bytes.png")
     if measured:
         title = f"Peak bytes held and host time per step\n{session.description}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,18 @@ STYLE: Any = {
 }
 
 
-def draw_bytes(results: Sequence[Result], title: str, path: Path) -> None:
-    """Bytes on loan by owner, a row for each result that has samples.
+def batches(parts: int) -> str:
+    """How many micro-batches, in words."""
+    return f"{parts} micro-batch{'es' if parts > 1 else ''}"
+
+
+def marked(name: str, safe: bool) -> str:
+    """A strategy's name as pictures and tables show it."""
+    return name if safe else f"{name} (!)"
+
+
+def draw_bytes(results: Sequence[Result], safe: Mapping[str, bool], title: str, path: Path) -> None:
+    """Bytes on loan by owner, a row for each result that has samples; ``(!)`` is no safe strategy.
 
     Left: each step at its moment of most bytes on loan. Right: the start of the step with most tokens.
     """
@@ -53,8 +63,11 @@ def draw_bytes(results: Sequence[Result], title: str, path: Path) -> None:
         for (left, right), result in zip(axes, sampled, strict=True):
             _stack(left, result.envelope, [sample.step for sample in result.envelope], owners, "mid")
             _stack(right, result.detail, [sample.launch for sample in result.detail], owners, "post")
-            left.set_ylabel(f"{result.cell.strategy}\nMiB")
+            left.set_ylabel(f"{marked(result.cell.strategy, safe[result.cell.strategy])}\nMiB")
             left.set_ylim(0, 1.3 * max(top, 1) / MIB)
+            for panel, samples in ((left, result.envelope), (right, result.detail)):
+                if any(sample.reserved > 1.3 * max(top, 1) for sample in samples):  # a stub of it reads as a fault
+                    panel.lines[0].remove()
             held = f"held from the device, peak: {result.bytes.peak_reserved / MIB:,.0f} MiB"
             left.text(0.99, 0.95, held, transform=left.transAxes, ha="right", va="top", color=INK)
         axes[0][0].set_title("each step at its fullest moment")
@@ -136,7 +149,7 @@ def _scale(axes: Any, modes: Sequence[str], rows: Sequence[tuple[int, bool]]) ->
         panel.set_title(mode)
     for panel, (parts, aux) in zip(axes[:, 0], rows, strict=True):
         streams = "" if aux else "\nno side streams"
-        panel.set_ylabel(f"{parts} micro-batch{'es' if parts > 1 else ''}{streams}\npeak held, GiB")
+        panel.set_ylabel(f"{batches(parts)}{streams}\npeak held, GiB")
     for panel in axes[-1]:
         panel.set_xlabel("host time per step, ms")
     axes[0][0].set_xscale("log")

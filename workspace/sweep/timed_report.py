@@ -104,9 +104,9 @@ def print_timings(console: Console, found: Timings, safe: Mapping[str, bool]) ->
 def draw(found: Timings, safe: Mapping[str, bool], title: str, path: Path) -> None:
     """The cost of safety: peak bytes against the time of a step, both from 0, a panel for each setting.
 
-    Rows are modes, columns sizes of steps; what is not safe is hollow.
+    Rows are modes, columns sizes of steps; ``(!)`` is no safe strategy.
     """
-    from workspace.sweep.pictures import INK, PALETTE, SHAPES, STYLE, pyplot
+    from workspace.sweep.pictures import INK, PALETTE, SHAPES, STYLE, marked, pyplot
 
     settings = [setting for setting, own in found.items() if any(one.step_us for one in own)]
     rows = list(dict.fromkeys(_row(setting) for setting in settings))
@@ -123,10 +123,8 @@ def draw(found: Timings, safe: Mapping[str, bool], title: str, path: Path) -> No
             panel.set_visible(True)
             for place, (name, is_safe) in enumerate(safe.items()):
                 colour = PALETTE[place % len(PALETTE)]
-                look: Any = {"marker": SHAPES[place % len(SHAPES)], "linewidth": 1.2, "s": 55, "label": name}
-                look |= (
-                    {"facecolor": colour, "edgecolor": INK} if is_safe else {"facecolor": "none", "edgecolor": colour}
-                )
+                look: Any = {"marker": SHAPES[place % len(SHAPES)], "linewidth": 0.8, "s": 55}
+                look |= {"facecolor": colour, "edgecolor": INK, "label": marked(name, is_safe)}
                 for one in found[setting]:
                     if one.strategy == name and one.step_us:
                         panel.scatter(median(one.step_us) / 1000, one.peak / MIB, **look)
