@@ -165,14 +165,17 @@ class Device(Capturing):
             self.queue.drain(until, schedule)
 
     def __enter__(self) -> Device:
-        """Turn torch operations into operations of this device (deferred execution)."""
-        if self.deferred:
-            self._presence().enter()
+        """Turn torch operations into operations of this device (deferred execution only)."""
+        if not self.deferred:
+            raise DeviceError(
+                "`with device:` on a device with execution='immediate' would record no operation of torch",
+                "make it with execution='deferred', or pass operations to launch() without entering",
+            )
+        self._presence().enter()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        if self.deferred:
-            self._presence().exit()
+        self._presence().exit()
 
     def _presence(self) -> Presence:
         with self.lock:
@@ -210,7 +213,8 @@ class Device(Capturing):
         """``UNSAFE`` with a race, ``UNKNOWN`` without a log or with something not modelled, else ``SAFE``.
 
         It speaks of the accesses the device was shown: operations of torch with ``execution="deferred"`` and inside
-        ``with device:``, others where they are passed to `launch`. A device that was shown nothing says ``SAFE``.
+        ``with device:``, others where they are passed to `launch`. A device that was shown nothing says ``SAFE``, so
+        where ``with device:`` may have been left out, see that ``device.counters["launch"]`` is not 0.
         """
         with self.lock:
             return "UNKNOWN" if self.judge is None else self.judge.verdict()
