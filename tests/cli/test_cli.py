@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from importlib.metadata import EntryPoint, entry_points
@@ -45,10 +44,10 @@ def test_config_shows_each_value_and_its_source(monkeypatch: pytest.MonkeyPatch)
 def test_the_module_is_the_command() -> None:
     """`python -m workspace` does what the installed script does, under its name."""
     command = [sys.executable, "-m", "workspace"]
-    environment = os.environ | {"PYTHONPATH": str(Path(workspace.__file__).parents[1])}
-    listed = subprocess.run([*command, "strategies"], capture_output=True, text=True, env=environment, check=True)
+    root = Path(workspace.__file__).parents[1]
+    listed = subprocess.run([*command, "strategies"], capture_output=True, text=True, cwd=root, check=True)
     assert listed.stdout == run("strategies").stdout
-    refused = subprocess.run([*command, "swep"], capture_output=True, text=True, env=environment, check=False)
+    refused = subprocess.run([*command, "swep"], capture_output=True, text=True, cwd=root, check=False)
     assert refused.returncode == 2 and "Usage: workspace " in refused.stderr
 
 
