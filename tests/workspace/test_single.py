@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -111,6 +112,15 @@ def test_bad_shapes_are_refused(shape: tuple[Any, ...]) -> None:
     assert ws.snapshot().allocated == 0
 
 
+@pytest.fixture
+def collected_by_hand() -> Iterator[None]:
+    """A collection of Python's own accord would come at any allocation."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("collected_by_hand")
 def test_a_finaliser_in_the_middle_of_an_acquire(monkeypatch: pytest.MonkeyPatch) -> None:
     """Garbage collected inside the device's allocation: no lock is taken, no call made, and the bytes come back."""
     device, ws = scene()
