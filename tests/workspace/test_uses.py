@@ -205,6 +205,17 @@ def reduced(ws: Workspace, device: Device, lease: Any) -> Any:
     return tensor
 
 
+def in_flight(strategy: str) -> tuple[Device, Workspace, Any]:
+    """A lease of a stream of its own that a collective uses, on a workspace with room for a capture."""
+    device, ws = scene(strategy)
+    ws.declare(BYTES, N=SLAB, lane="main")
+    ws.reserve()
+    with ws.on(ws.stream("one")):
+        lease = ws.acquire(BYTES, N=64)
+        reduced(ws, device, lease)
+    return device, ws, lease
+
+
 @pytest.mark.parametrize("strategy", SAFE)
 @pytest.mark.parametrize("refused", [True, False])
 def test_a_collective_is_not_waited_for_in_a_capture(
@@ -213,12 +224,8 @@ def test_a_collective_is_not_waited_for_in_a_capture(
     """The wait would cross its border: the lease stays held, and the capture whole. Control: waited for, it breaks."""
     if not refused:
         monkeypatch.setattr(Lease, "_captured_since", lambda lease: False)
-    device, ws = scene(strategy)
-    ws.declare(BYTES, N=SLAB, lane="main")
-    ws.reserve()
-    with ws.on(ws.stream("one")):
-        lease = ws.acquire(BYTES, N=64)
-        reduced(ws, device, lease)
+    device, ws, lease = in_flight(strategy)
+    with ws.on(lease.stream):
         if not refused:
             with pytest.raises(WorkspaceError), ws.capture():
                 lease.release()
@@ -239,12 +246,8 @@ def test_a_collective_is_not_waited_for_in_a_capture(
 @pytest.mark.parametrize("strategy", SAFE)
 def test_a_finaliser_leaves_the_wait_until_the_capture_has_ended(strategy: str) -> None:
     """Nobody is there to be refused."""
-    device, ws = scene(strategy)
-    ws.declare(BYTES, N=SLAB, lane="main")
-    ws.reserve()
-    with ws.on(ws.stream("one")):
-        lease = ws.acquire(BYTES, N=64)
-        reduced(ws, device, lease)
+    device, ws, lease = in_flight(strategy)
+    with ws.on(lease.stream):
         with ws.capture():
             with ws.timeline.lock:  # as in the middle of an acquire of this thread
                 lease.release()
