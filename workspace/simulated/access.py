@@ -17,6 +17,7 @@ from collections.abc import Callable
 from workspace.simulated.frontier import Conflict, Segment, keep_racing, overlaps, races, strip
 from workspace.simulated.node import Node, Range
 from workspace.simulated.order import Clock, Point, knows
+from workspace.simulated.settled import Settled
 
 FIRST_COMPACTION = 1024
 RECENT = 1024
@@ -54,6 +55,7 @@ class AccessLog:
         self.crowded = False
         self.conflicts = 0
         self.recent: deque[Node] = deque(maxlen=RECENT)
+        self._settled = Settled()
 
     def __len__(self) -> int:
         return len(self._segments)
@@ -82,12 +84,14 @@ class AccessLog:
         """Drop the history of bytes that went back to the device."""
         i, j = self._carve(start, end)
         self._replace(i, j, [])
+        self._settled.add(start, end, None, self.recent)
 
     def settle(self, start: int, end: int, point: Point) -> None:
         """Everything up to `point` is complete as far as these bytes are concerned."""
         i, j = self._carve(start, end)
         clock = {**point.clock, point.stream: point.position}
         self._replace(i, j, [piece for piece in self._segments[i:j] if strip(piece, clock)])
+        self._settled.add(start, end, clock, self.recent)
 
     def compact(self, complete: Clock) -> None:
         """Drop what the host has seen complete, and join neighbours with one frontier."""
@@ -245,9 +249,10 @@ class AccessLog:
         for prior in self.recent:
             if knows(node.stream, node.clock, prior.stream, prior.position):
                 continue
-            for start, end, prior_writes, writes in overlaps(prior, node):
-                if prior is not conflict.prior or writes != conflict.writes or not start <= conflict.start < end:
-                    self._found(Conflict(prior, node, start, end, prior_writes, writes))
+            for first, last, prior_writes, writes in overlaps(prior, node):
+                for start, end in self._settled.left(prior, first, last):
+                    if prior is not conflict.prior or writes != conflict.writes or not start <= conflict.start < end:
+                        self._found(Conflict(prior, node, start, end, prior_writes, writes))
 
     def _overlapped(self, start: int, end: int) -> tuple[int, int]:
         """Indices of the segments that share bytes with ``[start, end)``."""
