@@ -20,9 +20,7 @@ class End(NamedTuple):
     clock: Clock | None
 
     def covers(self, node: Node) -> bool:
-        """Whether the node's accesses to these bytes are over."""
-        if node.tick > self.tick:
-            return False
+        """Whether the accesses to these bytes are over, of a node up to number `tick`."""
         return self.clock is None or self.clock.get(node.stream, 0) >= node.position
 
 
@@ -48,7 +46,9 @@ class Settled:
     def left(self, node: Node, start: int, end: int) -> list[tuple[int, int]]:
         """The runs of ``[start, end)`` for which the node is not over."""
         runs = [(start, end)]
-        for over in self._ends:
+        for over in reversed(self._ends):  # the latest covers most, and is often all that is asked
+            if not runs or over.tick < node.tick:
+                break
             if over.start < end and start < over.end and over.covers(node):
                 runs = [
                     (first, last)
