@@ -19,6 +19,9 @@ ALIGNMENT = 256
 
 MAX_BYTES = 2**63 - 1
 
+QUANTISED = frozenset((torch.qint8, torch.qint32, torch.quint8, torch.quint4x2, torch.quint2x4))
+"""Dtypes whose tensors hold a scale beside their bytes, so that none can be made over bytes alone."""
+
 _OPERATORS: dict[type, Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -79,7 +82,7 @@ class TensorSpec:
     shape
         Dims: integers, names such as ``"T"``, or expressions such as ``"(C+3)//4"``.
     dtype
-        Any torch dtype; packed fp4 is kept as ``torch.uint8`` with half the elements.
+        Any torch dtype but the quantised ones; packed fp4 is kept as ``torch.uint8`` with half the elements.
     align
         Bytes; a power of two. The address is a multiple of it.
     """
@@ -91,6 +94,11 @@ class TensorSpec:
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.dtype, torch.dtype):
             raise LayoutError(f"dtype {self.dtype!r} is not a torch dtype", "pass e.g. torch.bfloat16")
+        if self.dtype in QUANTISED:
+            raise LayoutError(
+                f"dtype {self.dtype} is quantised: its tensors hold a scale, which bytes on loan do not",
+                "lease the integers, e.g. as torch.uint8 or torch.int32, and the scale beside them",
+            )
         if type(self.align) is not int or self.align < 1 or self.align & (self.align - 1):
             raise LayoutError(f"alignment {self.align!r} is not a power of two", "pass 1, 2, 4, ... bytes")
         for dim in self.shape:
@@ -262,6 +270,12 @@ class Layout:
             raise LayoutError(
                 f"layout {self.name!r} has no dim {', '.join(sorted(unknown))}",
                 f"its dims are {', '.join(sorted(self.dim_names)) or 'none'}",
+            )
+        if missing := sorted(self.dim_names - dims.keys()):
+            raise LayoutError(
+                f"dim {', '.join(map(repr, missing))} of layout {self.name!r} has no value",
+                f"pass {', '.join(f'{dim}=<int>' for dim in missing)}",
+                dim=missing[0],
             )
         for dim, value in dims.items():
             if value < 0:

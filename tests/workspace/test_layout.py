@@ -12,20 +12,51 @@ import torch
 
 import workspace
 from workspace import Exclusive, Layout, spec
+from workspace import layout as layout_module
 from workspace.errors import LayoutError, SizeError
 from workspace.layout import MAX_BYTES, RESOLVED_KEPT
 from workspace.lease import Lease
 from workspace.simulated import Device
 
-DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
+QUANTISED = [torch.qint8, torch.qint32, torch.quint8, torch.quint4x2, torch.quint2x4]
+DTYPES = sorted(
+    {value for value in vars(torch).values() if isinstance(value, torch.dtype)}.difference(QUANTISED), key=str
+)
 BYTE = torch.uint8
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype_has_its_size(dtype: torch.dtype) -> None:
-    """A layout takes any torch dtype: fp8, complex, bool, quantised and the shell types included."""
+    """A layout takes any torch dtype that bytes are enough for: fp8, complex, bool and the shell types included."""
     extent = Layout("any", x=spec(3, "T", dtype=dtype)).resolve(T=5).extents[0]
     assert (extent.nbytes, extent.dtype, extent.shape) == (15 * dtype.itemsize, dtype, (3, 5))
+
+
+def lent(dtype: torch.dtype, strategy: str) -> torch.dtype:
+    """What a lease's tensor has for its dtype, on the host."""
+    ws = workspace.create(strategy, device="cpu")
+    with torch.no_grad(), ws.lease(Layout("any", x=spec(8, dtype=dtype))) as lease:
+        x: torch.Tensor = lease.x.tensor() if isinstance(lease.x, workspace.Slot) else lease.x
+        return x.dtype
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("strategy", ["caching", "event_fenced"])
+def test_every_dtype_is_lent(strategy: str) -> None:
+    assert [lent(dtype, strategy) for dtype in DTYPES] == DTYPES
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("dtype", QUANTISED, ids=str)
+def test_a_quantised_dtype_is_refused(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: let through, it fails in torch, at the lease."""
+    with pytest.raises(LayoutError, match=f"{dtype} is quantised") as caught:
+        spec(8, dtype=dtype)
+    assert "torch.uint8" in caught.value.remedy
+    monkeypatch.setattr(layout_module, "QUANTISED", frozenset())
+    for strategy in ("caching", "event_fenced"):
+        with pytest.raises(RuntimeError, match="dimensionality"):
+            lent(dtype, strategy)
 
 
 def test_an_empty_tensor_takes_no_bytes() -> None:
@@ -60,8 +91,9 @@ def test_the_largest_tensor_is_2_to_the_63_less_one() -> None:
 @pytest.mark.parametrize(
     ("dims", "error", "text"),
     [
-        ({}, LayoutError, "'T' of 'T' has no value"),
+        ({}, LayoutError, "'T' of layout 'one' has no value"),
         ({"T": 1, "K": 2}, LayoutError, "has no dim K"),
+        ({"K": 2}, LayoutError, "has no dim K"),
         ({"T": -1}, SizeError, "T=-1 of layout 'one' is negative"),
         ({"T": True}, SizeError, "T=True of layout 'one' is not an int"),
         ({"T": "4"}, SizeError, "is not an int"),
@@ -75,6 +107,13 @@ def test_bad_dims_are_refused_by_name(dims: dict[str, Any], error: type[LayoutEr
     with pytest.raises(error, match=text) as caught:
         Layout("one", x=spec("T", dtype=BYTE)).resolve(**dims)
     assert caught.value.remedy
+
+
+def test_missing_dims_are_named_together() -> None:
+    """With the layout, and without the text of the spec that has them."""
+    with pytest.raises(LayoutError, match="^dim 'K', 'T' of layout 'two' has no value") as caught:
+        Layout("two", x=spec("T", "K + 1", "M", dtype=BYTE)).resolve(M=1)
+    assert "pass K=<int>, T=<int>" in caught.value.remedy and caught.value.fields["dim"] == "K"
 
 
 @pytest.mark.parametrize("value", [[2], {"a": 1}, set()], ids=str)
