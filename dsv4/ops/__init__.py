@@ -5,10 +5,11 @@ stream and returns the outs; ``op.layout(T, ...)`` says what it writes. Kernels 
 for the same schemas.
 """
 
-from dsv4.ops.attention import combine_indices, gather_keys, sparse_attention_decode, sparse_attention_prefill
+from dsv4.ops.attention import sparse_attention_decode, sparse_attention_prefill
 from dsv4.ops.compressor import compress, pool_states, save_partial_states, store_compressed
 from dsv4.ops.errors import OpError
 from dsv4.ops.experts import route, routed_experts, swiglu
+from dsv4.ops.gather import combine_indices, gather_keys
 from dsv4.ops.hyper_connection import hc_head, mhc_post, mhc_post_pre, mhc_pre
 from dsv4.ops.indexer import global_top_k, indexer_logits, indexer_top_k
 from dsv4.ops.indexer_query import indexer_q_rope, indexer_q_rope_fp4, indexer_q_rope_fp8

@@ -13,6 +13,7 @@ from dsv4.cache.quantise import Floor
 from dsv4.ops.argument import ANY, FLOAT, I32, I64, U8, WIDE, argument
 from dsv4.ops.math import normed, rotated, wide
 from dsv4.ops.op import Op
+from dsv4.ops.rules import Call, group, paged, rotation
 
 POOL_ROWS = 1 << 22
 """Elements of a pooling window that the reference holds at a time."""
@@ -77,7 +78,7 @@ def _pool_states(
     window = ratio * (2 if overlap else 1)
     kept = (slots >= 0).nonzero().squeeze(1)
     back = torch.arange(window, device=state.device) - (window - 1)
-    for rows in kept.split(max(1, POOL_ROWS // (window * width))):
+    for rows in kept.split(max(1, POOL_ROWS // (window * width or 1))):
         at = positions[rows, None] + back
         there = at >= 0
         at = at.clamp(min=0)
@@ -151,6 +152,42 @@ def _compress(
     _store_compressed(pooled, norm_weight, cos_sin, positions[kept], slots[kept], cache, ratio, eps, block_size, format)
 
 
+def _save_rules(call: Call) -> None:
+    width = call["kv_score"].shape[1]
+    call.require(width % 2 == 0, "kv_score", f"has {width} columns", "pass kv and score of one width")
+    call.require(
+        call["state"].shape[1] > 0 and call["ape"].shape[0] > 0,
+        "state",
+        "has no rows, or ape none",
+        "pass the states of a page and the tokens of a group",
+    )
+
+
+def _pools(call: Call, width: int, named: str) -> None:
+    group(call)
+    rows, columns = call["state"].shape[1:]
+    call.require(rows > 0, "state", "has no rows", "pass the states of a page")
+    halves = "both halves" if call["overlap"] else "its columns"
+    call.require(
+        columns == width * (4 if call["overlap"] else 2),
+        "state",
+        f"has another width than {named}",
+        f"pass kv and score of {halves}",
+    )
+
+
+def _store_rules(call: Call) -> None:
+    width = call["norm_weight"].shape[0]
+    group(call)
+    rotation(call, width)
+    paged(call, "cache", "block_size", width, call["cos_sin"].shape[1])
+
+
+def _compress_rules(call: Call) -> None:
+    _pools(call, call["norm_weight"].shape[0], "norm_weight")
+    _store_rules(call)
+
+
 _ROWS = {
     "positions": argument("T", dtype=I64),
     "request": argument("T", dtype=I32),
@@ -176,6 +213,7 @@ save_partial_states = Op(
         "slots": argument("T", dtype=I64),
         "state": argument("blocks", "rows", "C", dtype=WIDE),
     },
+    rules=_save_rules,
 )
 pool_states = Op(
     "pool_states(Tensor state, Tensor table, Tensor positions, Tensor request, Tensor slots, int ratio, bool overlap, "
@@ -183,6 +221,7 @@ pool_states = Op(
     _pool_states,
     inputs={**_STATE, "state": argument("blocks", "rows", "C"), **_ROWS},
     outs={"pooled": argument("T", "D", dtype=WIDE, partly=True)},
+    rules=lambda call: _pools(call, call["pooled"].shape[1], "pooled"),
 )
 store_compressed = Op(
     "store_compressed(Tensor pooled, Tensor norm_weight, Tensor cos_sin, Tensor positions, Tensor slots, "
@@ -194,10 +233,12 @@ store_compressed = Op(
         "positions": _ROWS["positions"],
         "slots": _ROWS["slots"],
     },
+    rules=_store_rules,
 )
 compress = Op(
     "compress(Tensor state, Tensor table, Tensor positions, Tensor request, Tensor slots, Tensor norm_weight, "
     "Tensor cos_sin, Tensor(a!) cache, int ratio, bool overlap, float eps, int block_size, int format) -> ()",
     _compress,
     inputs=_STATE | _ROWS | _CACHE,
+    rules=_compress_rules,
 )

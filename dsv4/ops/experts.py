@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 
 import torch
@@ -9,8 +10,10 @@ from torch.nn.functional import softplus
 
 from dsv4.ops import kernels
 from dsv4.ops.argument import FLOAT, I32, I64, WIDE, argument
+from dsv4.ops.errors import OpError
 from dsv4.ops.math import wide
 from dsv4.ops.op import Op
+from dsv4.ops.rules import Call
 
 
 def _route(
@@ -51,6 +54,9 @@ def _route(
         chosen = ranked.sort(dim=1, descending=True, stable=True).indices[:, : experts.shape[1]]
     else:
         chosen = table[tokens].long()
+        # On a GPU the kernel says so itself; asking it would break a capture.
+        if chosen.device.type == "cpu" and bool(((chosen < 0) | (chosen >= logits.shape[1])).any()):
+            raise OpError("table of route names experts that logits have not", f"pass 0 to {logits.shape[1] - 1}")
     picked = scores.gather(1, chosen)
     total = picked.sum(1, keepdim=True)
     experts.copy_(chosen)
@@ -60,6 +66,8 @@ def _route(
 def gated(gate_up: torch.Tensor, limit: float) -> torch.Tensor:
     """silu(min(gate, limit)) * clamp(up, -limit, limit) of [T, 2I]; [T, I]."""
     gate, up = wide(gate_up).chunk(2, 1)
+    if abs(limit) > torch.finfo(gate.dtype).max:  # as a kernel's float32 has it
+        limit = math.copysign(math.inf, limit)
     gate = gate.clamp(max=limit)
     return gate * gate.sigmoid() * up.clamp(-limit, limit)
 
@@ -123,7 +131,7 @@ def _routed_experts(
     most = w13.shape[0]
     elsewhere, *counts, beyond = torch.bincount((flat + 1).clamp(0, most + 1), minlength=most + 2).tolist()
     if beyond:
-        raise IndexError(f"{beyond} of {len(flat)} experts are none of the {most} there are")
+        raise OpError(f"{beyond} of {len(flat)} experts are none of the {most} there are", "pass rows of w13, or -1")
     torch.index_select(x, 0, order // experts.shape[1], out=rows)
     start = elsewhere
     for expert, count in enumerate(counts):
@@ -190,6 +198,26 @@ def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
 
 
+def _route_rules(call: Call) -> None:
+    chosen = call["experts"].shape[1]
+    call.require(
+        chosen <= call["logits"].shape[1],
+        "experts",
+        f"has {chosen} columns",
+        "pass no more than there are experts",
+    )
+
+
+def _swiglu_rules(call: Call) -> None:
+    both = call["gate_up"].shape[1]
+    call.require(both % 2 == 0, "gate_up", f"has {both} columns", "pass gate and up of one width")
+
+
+def _experts_rules(call: Call) -> None:
+    chosen = call["experts"].shape[1]
+    call.require(chosen > 0, "experts", f"has {chosen} columns", "pass one or more experts a token")
+
+
 route = Op(
     "route(Tensor logits, Tensor? bias, Tensor? table, Tensor tokens, float factor, Tensor(a!) experts, "
     "Tensor(b!) weights) -> ()",
@@ -201,12 +229,14 @@ route = Op(
         "tokens": argument("T", dtype=I64),
     },
     outs={"experts": argument("T", "K", dtype=I32), "weights": argument("T", "K", dtype=WIDE)},
+    rules=_route_rules,
 )
 swiglu = Op(
     "swiglu(Tensor gate_up, float limit, Tensor(a!) act) -> ()",
     _swiglu,
     inputs={"gate_up": argument("T", "I2")},
     outs={"act": argument("T", "I2//2")},
+    rules=_swiglu_rules,
 )
 routed_experts = Op(
     "routed_experts(Tensor x, Tensor experts, Tensor weights, Tensor w13, Tensor w2, float limit, Tensor(a!) y, "
@@ -226,5 +256,6 @@ routed_experts = Op(
         "act": argument("T*K", "I"),
         "down": argument("T*K", "H"),
     },
+    rules=_experts_rules,
     cuda=_grouped_experts,
 )

@@ -10,11 +10,21 @@ import torch
 from dsv4.cache.pages import Format, pages_of
 from dsv4.cache.quantise import dequantise_fp4
 from dsv4.ops.argument import ANY, BOOL, F32, FLOAT, FP8, I32, U8, argument
+from dsv4.ops.errors import OpError
 from dsv4.ops.math import wide
 from dsv4.ops.op import Op
+from dsv4.ops.rules import MOST_STATES, Call, paged
 
 SCORES = 1 << 20
 """Elements of scores that the references hold at a time."""
+
+
+def _candidates(op: str, counts: torch.Tensor, logits: torch.Tensor) -> int:
+    """The most candidates of some rows; each has a logit."""
+    most, width = max(0, int(counts.max())), logits.shape[1]
+    if most > width:
+        raise OpError(f"counts of {op} reach {most}, and logits have {width} columns", "pass at least as many")
+    return most
 
 
 def _indexer_logits(
@@ -60,13 +70,13 @@ def _indexer_logits(
     pages = pages_of(Format(format), width, 0, block_size, cache.dtype)
     for owner in request.unique().tolist():
         rows = (request == owner).nonzero().squeeze(1)
-        most = int(counts[rows].max())
+        most = _candidates("indexer_logits", counts[rows], logits)
         candidates = torch.arange(most, device=q.device)
         block = table[owner].long()[candidates // block_size]
         keys = pages.read(cache, block * block_size + candidates % block_size, dtype)
         for part in rows.split(max(1, SCORES // (heads * most or 1))):
             # A prompt's first rows see few of its keys: what none of the part sees is not multiplied.
-            seen = int(counts[part].max())
+            seen = _candidates("indexer_logits", counts[part], logits)
             scores = (queries[part].flatten(0, 1) @ keys[:seen].T).relu_().view(len(part), heads, seen)
             summed = torch.bmm(weights[part].to(dtype)[:, None], scores).squeeze(1)
             logits[part, :seen] = summed.masked_fill(candidates[:seen] >= counts[part, None], float("-inf"))
@@ -91,7 +101,7 @@ def _indexer_top_k(logits: torch.Tensor, counts: torch.Tensor, indices: torch.Te
     step = max(1, SCORES // (logits.shape[1] or 1))
     for start in range(0, len(logits), step):
         rows = slice(start, start + step)
-        seen = int(counts[rows].max())
+        seen = _candidates("indexer_top_k", counts[rows], logits)
         most = min(seen, indices.shape[1])
         if not most:
             continue
@@ -142,6 +152,19 @@ def _global_top_k(
     lens.copy_(((indices >= 0) & valid[:, None]).sum(1))
 
 
+def _logits_rules(call: Call) -> None:
+    q, scaled = call["q"], call["q_scales"] is not None
+    call.require(scaled == (q.dtype is U8), "q_scales", "do not fit q", "pass them with E2M1 queries only")
+    codes = q.shape[2]
+    call.require(not scaled or codes % 16 == 0, "q", f"has {codes} bytes a head", "pass a multiple of 16")
+    paged(call, "cache", "block_size", 2 * codes if scaled else codes, 0)
+
+
+def _global_rules(call: Call) -> None:
+    size = call["block_size"]
+    call.require(0 < size < MOST_STATES, "block_size", f"is {size}", "pass the states of a page")
+
+
 indexer_logits = Op(
     "indexer_logits(Tensor q, Tensor? q_scales, Tensor weights, Tensor cache, Tensor table, Tensor request, "
     "Tensor counts, int block_size, int format, Tensor(a!) logits) -> ()",
@@ -156,6 +179,7 @@ indexer_logits = Op(
         "counts": argument("T", dtype=I32),
     },
     outs={"logits": argument("T", "S")},
+    rules=_logits_rules,
 )
 indexer_top_k = Op(
     "indexer_top_k(Tensor logits, Tensor counts, Tensor(a!) indices) -> ()",
@@ -174,4 +198,5 @@ global_top_k = Op(
         "valid": argument("T", dtype=BOOL),
     },
     outs={"slots": argument("T", "K", dtype=I32), "lens": argument("T", dtype=I32)},
+    rules=_global_rules,
 )

@@ -11,6 +11,7 @@ from dsv4.cache.quantise import fp8_exponent, quantise_fp4, to_fp8
 from dsv4.ops.argument import FLOAT, FP8, I64, LIKE, U8, WIDE, argument
 from dsv4.ops.math import rotated, wide
 from dsv4.ops.op import Op
+from dsv4.ops.rules import Call, rotation
 
 INPUTS = {
     "q": argument("T", "H", "D"),
@@ -103,6 +104,16 @@ def _indexer_q_rope_fp4(
     weights_out.copy_(wide(weights) * scale)
 
 
+def _rules(call: Call) -> None:
+    rotation(call, call["q"].shape[2])
+
+
+def _fp4_rules(call: Call) -> None:
+    _rules(call)
+    width = call["q"].shape[2]
+    call.require(width % 32 == 0, "q", f"has heads {width} wide", "pass a multiple of 32, the dims of a scale")
+
+
 _SCHEMA = "(Tensor q, Tensor weights, Tensor positions, Tensor cos_sin, float scale, Tensor(a!) q_out, "
 
 indexer_q_rope = Op(
@@ -110,12 +121,14 @@ indexer_q_rope = Op(
     _indexer_q_rope,
     inputs=INPUTS,
     outs={"q_out": argument("T", "H", "D"), "weights_out": argument("T", "H", dtype=WIDE)},
+    rules=_rules,
 )
 indexer_q_rope_fp8 = Op(
     f"indexer_q_rope_fp8{_SCHEMA}Tensor(b!) weights_out) -> ()",
     _indexer_q_rope_fp8,
     inputs=INPUTS,
     outs={"q_out": argument("T", "H", "D", dtype=FP8), "weights_out": argument("T", "H", dtype=WIDE)},
+    rules=_rules,
 )
 indexer_q_rope_fp4 = Op(
     f"indexer_q_rope_fp4{_SCHEMA}Tensor(b!) scales_out, Tensor(c!) weights_out) -> ()",
@@ -126,4 +139,5 @@ indexer_q_rope_fp4 = Op(
         "scales_out": argument("T", "H", "D//32", dtype=U8),
         "weights_out": argument("T", "H", dtype=WIDE),
     },
+    rules=_fp4_rules,
 )

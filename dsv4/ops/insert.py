@@ -11,6 +11,7 @@ from dsv4.cache.pages import Format, pages_of
 from dsv4.ops.argument import ANY, FLOAT, I64, LIKE, U8, argument
 from dsv4.ops.math import normed, rotated, wide
 from dsv4.ops.op import Op
+from dsv4.ops.rules import Call, paged, rotation
 
 
 def _q_norm_rope_kv_insert(
@@ -60,6 +61,14 @@ def _q_norm_rope_kv_insert(
     pages_of(Format(format), kv.shape[1], cos_sin.shape[1], block_size, cache.dtype).write(cache, slots, keys)
 
 
+def _rules(call: Call) -> None:
+    (tokens, heads, width), inserted = call["q"].shape, call["slots"].shape[0]
+    rotation(call, width)
+    paged(call, "cache", "block_size", width, call["cos_sin"].shape[1])
+    call.require(inserted <= tokens, "slots", "are more than tokens", "pass at most one a token")
+    call.require(call["q_out"].shape[1] >= heads, "q_out", "has fewer heads than q", "pass at least as many")
+
+
 q_norm_rope_kv_insert = Op(
     "q_norm_rope_kv_insert(Tensor q, Tensor kv, Tensor(a!) cache, Tensor slots, Tensor positions, Tensor cos_sin, "
     "float eps, int block_size, int format, Tensor(b!) q_out) -> ()",
@@ -73,4 +82,5 @@ q_norm_rope_kv_insert = Op(
         "cos_sin": argument("L", "R", dtype=FLOAT),
     },
     outs={"q_out": argument("T", "P", "D")},
+    rules=_rules,
 )

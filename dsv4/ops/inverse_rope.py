@@ -11,6 +11,7 @@ from dsv4.cache.quantise import fp8_exponent, to_fp8
 from dsv4.ops.argument import F32, FLOAT, FP8, I64, argument
 from dsv4.ops.math import rotated, wide
 from dsv4.ops.op import Op
+from dsv4.ops.rules import Call, rotation
 
 BLOCK = 128
 
@@ -68,6 +69,22 @@ def _inverse_rope_fp8(
     scales[..., : o.shape[0]] = torch.ldexp(torch.ones_like(power, dtype=torch.float32), power).transpose(1, 2)
 
 
+def _rules(call: Call) -> None:
+    (_, padded, width), heads = call["o"].shape, call["heads"]
+    groups, _, columns = call["grouped"].shape
+    rotation(call, width)
+    call.require(0 < heads <= padded, "heads", f"is {heads}", "pass at most o's heads")
+    shape = f"pass [G, T, heads / G * {width}]"
+    call.require(groups > 0 and heads % groups == 0, "grouped", "does not divide the heads", shape)
+    call.require(heads // groups * width == columns, "grouped", "has another width", shape)
+
+
+def _fp8_rules(call: Call) -> None:
+    _rules(call)
+    columns = call["grouped"].shape[2]
+    call.require(columns % BLOCK == 0, "grouped", f"has {columns} columns", f"pass a multiple of {BLOCK}")
+
+
 _INPUTS = {
     "o": argument("T", "P", "D"),
     "positions": argument("T", dtype=I64),
@@ -79,6 +96,7 @@ inverse_rope = Op(
     _inverse_rope,
     inputs=_INPUTS,
     outs={"grouped": argument("G", "T", "N")},
+    rules=_rules,
 )
 inverse_rope_fp8 = Op(
     "inverse_rope_fp8(Tensor o, Tensor positions, Tensor cos_sin, int heads, Tensor(a!) grouped, Tensor(b!) scales) "
@@ -89,4 +107,5 @@ inverse_rope_fp8 = Op(
         "grouped": argument("G", "T", "N", dtype=FP8),
         "scales": argument("G", f"N//{BLOCK}", "(T+3)//4*4", dtype=F32),
     },
+    rules=_fp8_rules,
 )

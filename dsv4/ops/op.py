@@ -12,7 +12,9 @@ from dsv4.ops.argument import ANY, LIKE, Argument
 from dsv4.ops.checks import Checks
 from dsv4.ops.errors import OpError
 from dsv4.ops.kernels import dispatch_modes, function_modes
+from dsv4.ops.numbers import number
 from dsv4.ops.results import Results
+from dsv4.ops.rules import Call, Rules
 from workspace import Layout, Slot, TensorSpec
 from workspace.errors import LayoutError
 
@@ -21,6 +23,10 @@ is_traced = torch.compiler.is_dynamo_compiling
 """A constant, at half the cost; an export besides has modes."""
 
 LIBRARY = torch.library.Library("dsv4", "FRAGMENT")
+
+
+_NO_NUMBER = (TypeError, OverflowError)
+"""What the extension's functions raise when a number of the call is none; the long way says which."""
 
 
 class Op:
@@ -39,14 +45,17 @@ class Op:
         The kernel for the CPU, in float32 or float64 whatever the activations are.
     inputs, outs, scratch
         The tensors by name, in the schema's order; inputs that the op mutates (caches) are inputs here.
+    rules
+        What the arguments must be together, where shapes and dtypes do not say all; see `dsv4.ops.rules`.
     cuda
         What runs on CUDA where no kernel of the extension does; omitted, the reference.
 
     Raises
     ------
     OpError
-        An argument has another shape, dtype or device than the op says, outs are not contiguous, or an out shares
-        bytes with another tensor of the call.
+        An argument has another shape, dtype or device than the op says, arguments do not fit together, outs are not
+        contiguous, or an out shares bytes with another tensor of the call: nothing was launched. The reference on the
+        CPU raises it, too, for an index that points outside, and may have written by then.
     """
 
     def __init__(
@@ -57,25 +66,28 @@ class Op:
         inputs: Mapping[str, Argument],
         outs: Mapping[str, Argument] | None = None,
         scratch: Mapping[str, Argument] | None = None,
+        rules: Rules | None = None,
         cuda: Callable[..., None] | None = None,
     ) -> None:
         self.name = schema.partition("(")[0]
         self.__doc__ = reference.__doc__
-        self.reference = reference
+        self.reference, self._rules = reference, rules or _none
         self.inputs, self.outs, self.scratch = dict(inputs), dict(outs or {}), dict(scratch or {})
         LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-        LIBRARY.impl(self.name, reference, "CPU")
+        LIBRARY.impl(self.name, self._on_cpu, "CPU")
         if self.name not in kernels.NAMES:
             LIBRARY.impl(self.name, cuda or reference, "CUDA")
         torch.library.register_fake(f"dsv4::{self.name}", _writes_only, lib=LIBRARY)
         self.overload = getattr(torch.ops.dsv4, self.name).default
-        names = [one.name for one in self.overload._schema.arguments]
+        self._names = names = [one.name for one in self.overload._schema.arguments]
         given = len(names) - len(self.outs) - len(self.scratch)
         assert names[given:] == [*self.outs, *self.scratch], f"schema of {self.name} does not end with its outs"
         self._places = [(names.index(name), name, one) for name, one in self.inputs.items()]
         self._scalars = names[:given]
+        kinds = {one.name: str(one.type) for one in self.overload._schema.arguments[:given]}
+        self._numbers = [(names.index(name), name, kind) for name, kind in kinds.items() if name not in self.inputs]
         self._arguments = self.inputs | self.outs | self.scratch
-        self._check = Checks(self.name, self._arguments)
+        self._check = Checks(self.name, self._arguments, self._rules)
         self._fast = kernels.FAST.get(self.name)
         self._count = len(self.outs)
         self._results = Results(self._places, self.outs | self.scratch)
@@ -113,8 +125,11 @@ class Op:
         outs = out if type(out) is tuple else _listed(out)
         parts = () if scratch is None else scratch if type(scratch) is tuple else _listed(scratch)
         # The kernel's own checks are the op's; whatever it does not take goes the long way.
-        if fast(*inputs, *outs, *parts):
-            return outs[0] if len(outs) == 1 else outs
+        try:
+            if fast(*inputs, *outs, *parts):
+                return outs[0] if len(outs) == 1 else outs
+        except _NO_NUMBER:
+            return self._dispatched(inputs, outs or None, parts or None)
         if Slot in map(type, outs + parts):
             # It knows nothing of them: what they stand for is allocated, as the returning form would.
             return self(*inputs, out=_tensors(outs), scratch=_tensors(parts))
@@ -135,7 +150,10 @@ class Op:
         returned = self._returned
         if returned is None or is_traced():
             return self._allocated(inputs, dims)
-        found = returned(inputs, dims)
+        try:
+            found = returned(inputs, dims)
+        except _NO_NUMBER:
+            found = None
         return self._allocated(inputs, dims) if found is None else found
 
     def _in_one_call(self) -> Callable[..., Any] | None:
@@ -152,6 +170,10 @@ class Op:
         try:
             traced = is_compiling() or dispatch_modes()
             made = self._results.traced(inputs, dims) if traced else self._results(inputs, dims)
+        except RuntimeError:
+            if all(map(_dense, inputs)):
+                raise  # no memory
+            return self._dispatched(inputs, None, None)
         except (AttributeError, IndexError, KeyError) as error:
             if isinstance(error, KeyError):
                 names = ", ".join(sorted(self.untold)) or "none"
@@ -160,8 +182,11 @@ class Op:
         fast, count = self._fast, self._count
         if fast is None or is_compiling() or dispatch_modes() or function_modes():
             return self._dispatched(inputs, made[:count], made[count:])
-        if fast(*inputs, *made):
-            return made[0] if count == 1 else made[:count]
+        try:
+            if fast(*inputs, *made):
+                return made[0] if count == 1 else made[:count]
+        except _NO_NUMBER:
+            pass
         return self._dispatched(inputs, made[:count], made[count:])
 
     @property
@@ -182,6 +207,7 @@ class Op:
                 f"{self.name} takes {len(self._scalars)} inputs, not {len(inputs)}",
                 f"pass {', '.join(self._scalars)}",
             )
+        numbers = {name: number(self.name, name, kind, inputs[place]) for place, name, kind in self._numbers}
         given = {name: inputs[place] for place, name, _ in self._places}
         wanted = [*self._given("out", out, self.outs), *self._given("scratch", scratch, self.scratch)]
         like, dims = self._bind(given, wanted)
@@ -190,12 +216,21 @@ class Op:
             self._place(one, argument, like, dims, device)
             for one, argument in zip(wanted, (*self.outs.values(), *self.scratch.values()), strict=True)
         ]
-        self._check(given, dict(zip((*self.outs, *self.scratch), tensors, strict=True)), like, dims, device)
+        written = dict(zip((*self.outs, *self.scratch), tensors, strict=True))
+        self._check(given, written, numbers, like, dims, device)
         if dims.get("T") != 0:
-            self.overload(*inputs, *tensors)
+            self.overload(*[given[name] if name in given else numbers[name] for name in self._scalars], *tensors)
         kept = [one.fill(tensor) if type(one) is Slot else tensor for one, tensor in zip(wanted, tensors, strict=True)]
         returned = kept[: len(self.outs)]
         return returned[0] if len(returned) == 1 else tuple(returned)
+
+    def _on_cpu(self, *arguments: Any) -> None:
+        """The reference, behind the rules: compiled code comes here past the face."""
+        self._rules(Call(self.name, dict(zip(self._names, arguments, strict=True))))
+        try:
+            self.reference(*arguments)
+        except IndexError as error:
+            raise OpError(f"{self.name}: {error}", "pass positions, slots and tables of what is there") from error
 
     def _given(self, what: str, given: Any, declared: Mapping[str, Argument]) -> Sequence[Any]:
         if given is None:
@@ -223,6 +258,9 @@ class Op:
             if not isinstance(value, torch.Tensor if name in given else torch.Tensor | Slot):
                 what = "a slot nothing has written" if isinstance(value, Slot) else type(value).__name__
                 raise OpError(f"{name} of {self.name} is {what}", "pass a tensor")
+            if not _dense(value):
+                what = "nested" if value.is_nested else str(value.layout)
+                raise OpError(f"{name} of {self.name} is {what}", "pass a dense tensor", name=name)
             if one.dtype == LIKE and like is None:
                 like = value.dtype
             if one.shape != ANY and len(value.shape) != len(one.shape):
@@ -259,6 +297,15 @@ def _listed(given: Any) -> tuple[Any, ...]:
 
 def _tensors(given: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(one.tensor() if type(one) is Slot else one for one in given)
+
+
+def _dense(value: Any) -> bool:
+    """Whether it is no tensor that has no shape, or no strides."""
+    return not isinstance(value, torch.Tensor) or (value.layout is torch.strided and not value.is_nested)
+
+
+def _none(_: Call) -> None:
+    """Shapes and dtypes say all."""
 
 
 def _writes_only(*_: Any) -> None:

@@ -12,6 +12,7 @@ from dsv4 import ops
 from dsv4.cache.pages import Format, pages_of
 from dsv4.config import LayerKind
 from dsv4.model.presets import MIXED
+from dsv4.ops import OpError
 from dsv4.ops.math import normed, rotated
 from dsv4.ops.rope import frequencies, table
 from dsv4.presets import FLASH
@@ -398,5 +399,5 @@ def test_an_expert_that_does_not_exist_is_an_error() -> None:
     """However large its number is: it takes no memory to count."""
     chosen = torch.tensor([[0, 2**31 - 1]], dtype=torch.int32)
     given = torch.ones(1, 4), chosen, torch.ones(1, 2), torch.ones(2, 6, 4), torch.ones(2, 4, 3), 1.0
-    with pytest.raises(IndexError, match="1 of 2 experts are none of the 2"):
+    with pytest.raises(OpError, match="1 of 2 experts are none of the 2"):
         ops.routed_experts(*given)

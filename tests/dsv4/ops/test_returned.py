@@ -262,6 +262,15 @@ def test_an_op_returns_what_the_function_does(bound: Op) -> None:
         bound.returning(*norm(3, asks=REFUSED))
 
 
+@pytest.mark.parametrize("eps", ("eps", None, 10**400))
+def test_a_number_that_is_none_is_said_by_name(bound: Op, eps: Any) -> None:
+    """In both forms: what the C functions raise names no argument."""
+    x, weight, _ = norm(3)
+    for call in (lambda: bound(x, weight, eps), lambda: bound(x, weight, eps, out=x.clone())):
+        with pytest.raises(OpError, match="eps of rms_norm is"):
+            call()
+
+
 def test_compiled_code_has_the_op_instead(bound: Op) -> None:
     """Whole graphs, which the host's kernel has no part in."""
     torch.compiler.reset()
