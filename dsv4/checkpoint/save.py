@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -130,8 +131,20 @@ def _write(folder: Path, named: Named, shard_bytes: int) -> None:
 
 
 def _flush(folder: Path, part: dict[str, torch.Tensor], number: int) -> list[str]:
-    save_file(part, folder / f"part-{number}.safetensors", {"format": "pt"})
+    file = folder / f"part-{number}.safetensors"
+    mode = _mode_of_new(file)
+    save_file(part, file, {"format": "pt"})
+    file.chmod(mode)  # it renames a temporary file, which is its owner's alone
     return list(part)
+
+
+def _mode_of_new(file: Path) -> int:
+    """What any file made there gets; the process's umask cannot be asked without setting it for all threads."""
+    file.touch(exist_ok=False)
+    try:
+        return stat.S_IMODE(file.stat().st_mode)
+    finally:
+        file.unlink()
 
 
 def _name_files(folder: Path, files: list[list[str]]) -> None:

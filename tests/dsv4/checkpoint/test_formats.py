@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -145,6 +146,21 @@ def test_weights_take_the_precision_asked_for(format: str, tmp_path: Path) -> No
     assert model.embed.dtype is model.layers[0].experts.w13.dtype is torch.bfloat16
     assert model.layers[0].attention.sink.dtype is torch.float32
     assert torch.equal(model.embed, TENSORS["embed.weight"].bfloat16())
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
+@pytest.mark.parametrize("umask", (0o022, 0o027, 0o077))
+@pytest.mark.parametrize("shard_bytes", (10**9, 300_000))
+def test_files_have_the_mode_of_any_new_file(umask: int, shard_bytes: int, tmp_path: Path) -> None:
+    """Weights, too, which safetensors writes for their owner alone."""
+    former = os.umask(umask)
+    try:
+        save(tmp_path / "saved", TENSORS, MIXED, shard_bytes=shard_bytes)
+    finally:
+        os.umask(former)
+    modes = {file.name: file.stat().st_mode & 0o777 for file in (tmp_path / "saved").iterdir()}
+    assert len(modes) == 2 if shard_bytes == 10**9 else len(modes) > 3
+    assert set(modes.values()) == {0o666 & ~umask}, modes
 
 
 def test_saving_says_what_it_cannot_do(tmp_path: Path) -> None:
