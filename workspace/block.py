@@ -152,14 +152,14 @@ class Block:
         The sub-pool the block belongs to.
     request, site
         Who leased it last, for reports.
-    shelf, stream, clock, epochs, epoch, lent, first
-        On a shelf: which one, the stream it belongs to, that stream's id, the clocks' epochs, the one of the last use,
-        the tensors built for the shelf's request, and the first three of them.
+    shelf, stream, epoch, lent, first
+        On a shelf: which one, the stream it belongs to, that stream's epoch of the last use, the tensors built for the
+        shelf's request, and the first three of them.
     """
 
     __slots__ = (
-        "clock", "epoch", "epochs", "events", "first", "home", "lent", "nbytes", "next", "offset", "prev", "request",
-        "shelf", "site", "slab", "state", "stream", "uses", "views",
+        "epoch", "events", "first", "home", "lent", "nbytes", "next", "offset", "prev", "request", "shelf", "site",
+        "slab", "state", "stream", "uses", "views",
     )  # fmt: skip
 
     def __init__(self, slab: Slab, offset: int, nbytes: int) -> None:
@@ -177,9 +177,7 @@ class Block:
         self.site = ""
         self.shelf: Shelf | None = None
         self.stream: Stream | None = None
-        self.clock = 0
         self.epoch = 0
-        self.epochs: dict[int, int] = {}
         self.lent: list[Any] = []
         self.first: tuple[Any, ...] = ()
 

@@ -12,40 +12,73 @@ end, captured edges order nothing eager.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 Seen = dict[int, int]
 """Stream id -> largest epoch ordered before."""
+
+new_seen: Callable[[], Seen] = dict
+"""What makes one that has seen nothing; the C++ form has a mapping that costs less (`workspace.native`)."""
+
+
+class Clock:
+    """What the clocks know of one stream.
+
+    Attributes
+    ----------
+    id
+        Names the stream in the clocks; never reused.
+    epoch
+        Its present epoch; the first is 1.
+    seen
+        What precedes its next work.
+    waited
+        The epoch of its own in which it waited last.
+    """
+
+    __slots__ = ("epoch", "id", "seen", "waited")
+
+    def __init__(self, stream: int, seen: Seen) -> None:
+        self.id = stream
+        self.epoch = 1
+        self.seen = seen
+        self.waited = 0
+
+
+new_clock: Callable[[int, Seen], Clock] = Clock
+"""What makes a stream's clock; the C++ form has one that it reads without a look-up (`workspace.native`)."""
 
 
 class Clocks:
     """Order between streams, without any device call.
 
     Not thread-safe: the caller's lock covers the check, the device calls and the hand-out.
+
+    Attributes
+    ----------
+    of
+        Each stream's clock, by its id.
+    host
+        What the host has seen complete.
     """
 
-    __slots__ = ("_next", "_waited", "epoch", "host", "seen")
+    __slots__ = ("_next", "host", "of")
 
     def __init__(self) -> None:
         self._next = 0
-        self.epoch: dict[int, int] = {}
-        self.seen: dict[int, Seen] = {}
-        self.host: Seen = {}
-        self._waited: dict[int, int] = {}  # the epoch of a stream's own in which it waited last
+        self.of: dict[int, Clock] = {}
+        self.host = new_seen()
 
     def add(self) -> int:
-        """A new stream, which has seen nothing; its first epoch is 1. Ids are never reused."""
+        """The id of a new stream, which has seen nothing. Ids are never reused."""
         self._next += 1
-        self.epoch[self._next] = 1
-        self.seen[self._next] = {}
-        self._waited[self._next] = 0
+        self.of[self._next] = new_clock(self._next, new_seen())
         return self._next
 
     def forget(self, streams: Iterable[int]) -> None:
         """Drop streams that nothing will be asked about again (a capture's, at its end)."""
         for stream in streams:
-            del self.epoch[stream]
-            del self.seen[stream], self._waited[stream]
+            del self.of[stream]
 
     def record(self, stream: int) -> Seen:
         """Close the stream's epoch and return what an event recorded now covers.
@@ -53,9 +86,10 @@ class Clocks:
         Called *before* the device's record: a use stamped by another thread in between then carries the next epoch,
         which the event does not claim to cover.
         """
-        covered = dict(self.seen[stream])
-        covered[stream] = self.epoch[stream]
-        self.epoch[stream] += 1
+        clock = self.of[stream]
+        covered = clock.seen.copy()
+        covered[stream] = clock.epoch
+        clock.epoch += 1
         return covered
 
     def wait(self, stream: int, covered: Seen) -> None:
@@ -63,12 +97,13 @@ class Clocks:
 
         What is seen, or covered, never changes in place: a stream shares it with the event.
         """
-        if covered.get(stream, 0) < self._waited[stream]:
-            covered = {**self.seen[stream], **covered}
-            merge(covered, self.seen[stream])
+        clock = self.of[stream]
+        if covered.get(stream, 0) < clock.waited:
+            covered = covered.copy()
+            merge(covered, clock.seen)
         # Else the event comes after all this stream has waited for, so it knows at least as much: nothing to compare.
-        self.seen[stream] = covered
-        self._waited[stream] = self.epoch[stream]
+        clock.seen = covered
+        clock.waited = clock.epoch
 
     def complete(self, covered: Seen) -> None:
         """The host has seen the event complete: everything it covers precedes whatever is enqueued from now on."""
@@ -80,18 +115,22 @@ class Clocks:
         Else a process that meets ever new streams would remember each of them at each of them.
         """
         host = self.host
-        for stream, seen in self.seen.items():
-            if seen:  # not in place: an event may share it
-                self.seen[stream] = {used: epoch for used, epoch in seen.items() if host.get(used, 0) < epoch}
+        for clock in self.of.values():
+            if clock.seen:  # not in place: an event may share it
+                left = new_seen()
+                for used, epoch in clock.seen.items():
+                    if host.get(used, 0) < epoch:
+                        left[used] = epoch
+                clock.seen = left
 
     def ordered(self, stream: int, used: int, epoch: int) -> bool:
         """Whether work enqueued now on `stream` comes after the use ``(used, epoch)``."""
-        return used == stream or self.seen[stream].get(used, 0) >= epoch or self.host.get(used, 0) >= epoch
+        return used == stream or self.of[stream].seen.get(used, 0) >= epoch or self.host.get(used, 0) >= epoch
 
     def barrier(self, streams: Iterable[int]) -> None:
         """Everything so far on each of the streams precedes later work on all of them (a graph segment's end)."""
         streams = tuple(streams)
-        covered: Seen = {}
+        covered = new_seen()
         for stream in streams:
             merge(covered, self.record(stream))
         for stream in streams:

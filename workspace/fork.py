@@ -187,7 +187,7 @@ class Fork(OfProcess):
         timeline = self._timeline
         for one in (stream, parent):
             self._refuse_taken(one)
-        epoch = timeline.clocks.epoch[stream.id]
+        epoch = stream.clock.epoch
         timeline.wait(timeline.record(stream), parent)
         for lease in foreign:
             # A join by a branch that is itself to be joined goes with that branch: nothing to remember.

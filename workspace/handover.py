@@ -71,17 +71,23 @@ def _ready(pool: Pool, request: Request, block: Block, stream: Stream) -> bool:
     """Make the stream's next work come after the block's use; False where it cannot be waited for."""
     timeline = pool.timeline
     if timeline.ordered(_stamped(block), stream):
-        pool.elided += block.clock != stream.id
+        pool.elided += block.stream is not stream
         return True
     if not timeline.fenceable(block, stream):
         return False
-    knows = timeline.clocks.seen[stream.id].get(block.clock, 0)
+    owner = _owner(block)
+    knows = stream.clock.seen.get(owner.id, 0)
     timeline.fence(block, stream)
-    timeline.explanations.fence(request, block, stream, timeline.stream_of(block.clock), block.epoch, knows)
+    timeline.explanations.fence(request, block, stream, owner, block.epoch, knows)
     return True
 
 
 def _stamped(block: Block) -> Block:
     """The block with its last use, which on a shelf is one of the shelf's stream."""
-    block.uses, block.events = {block.clock: block.epoch}, None
+    block.uses, block.events = {_owner(block).id: block.epoch}, None
     return block
+
+
+def _owner(block: Block) -> Stream:
+    assert block.stream is not None
+    return block.stream

@@ -92,14 +92,14 @@ class Holding:
 
     def stamped(self, timeline: Timeline) -> Uses:
         """Last uses as of now: joined branches as recorded, everything else at its stream's current epoch."""
-        epochs = timeline.clocks.epoch
-        found = {self.stream.id: epochs[self.stream.id]}
+        clocks = timeline.clocks.of
+        found = {self.stream.id: self.stream.clock.epoch}
         if self.uses:
             for used, epoch in self.uses.items():
-                found[used] = epoch or epochs[used]
+                found[used] = epoch or clocks[used].epoch
         for fork in self.held.forks_around(self):
             for stream in fork.branches_of(self):
-                found[stream.id] = epochs[stream.id]
+                found[stream.id] = stream.clock.epoch
         return found
 
 

@@ -150,7 +150,7 @@ class LazyLease(Lease):
             self._earlier = [*self._kept()[1:], {position: before}]
             return
         if self._state == PLAIN:
-            uses = {self.stream.id: timeline.clocks.epoch[self.stream.id]}
+            uses = {self.stream.id: self.stream.clock.epoch}
         else:
             self._fill()
             uses = self.stamped(timeline)
@@ -178,7 +178,7 @@ class LazyLease(Lease):
             self._fill()  # a use that is to be declared yet
         if self._state > PLAIN:
             timeline = self.request.timeline
-            epoch = timeline.clocks.epoch[stream.id]
+            epoch = stream.clock.epoch
             event = (timeline.exact_events({stream.id: epoch}) or {}).get(stream.id)
             if self._made is None:
                 self._made = {}
@@ -204,7 +204,7 @@ class LazyLease(Lease):
                 del self.held[self]
                 homes, self._homes = self._homes, {}
                 if homes:
-                    uses = {self.stream.id: timeline.clocks.epoch[self.stream.id]}
+                    uses = {self.stream.id: self.stream.clock.epoch}
                     self._provider.returned(self.request, homes, uses)
         elif self._state >= PLAIN:
             self._release()

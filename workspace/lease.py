@@ -359,7 +359,7 @@ class Lease(Pinnable):
             # One stream kept it to itself. Read before anything else is enqueued, the epoch covers every use so far: a
             # thread that records on this stream closes the epoch before its record.
             block: Block = self._block  # type: ignore[assignment]
-            block.epoch = block.epochs[block.clock]
+            block.epoch = block.stream.clock.epoch  # type: ignore[union-attr]
             first, second, third = block.first
             replaced = None
             try:
@@ -446,7 +446,7 @@ class Lease(Pinnable):
         """Wait for the collectives of a lease that a finaliser has released during a capture of its stream."""
         timeline = self.request.timeline
         self.workspace.await_works(self, works)
-        self.replayed({self.stream.id: timeline.clocks.epoch[self.stream.id]}, timeline)
+        self.replayed({self.stream.id: self.stream.clock.epoch}, timeline)
         self.unpin()
 
     def _give_back(self, uses: Uses) -> None:

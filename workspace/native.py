@@ -2,9 +2,9 @@
 
 The C++ methods (``csrc/workspace``) keep their state in the slots of the Python classes, do the steady case only, and
 leave every other to the Python method they stand in for; so does each of them while a method that it calls inline is
-not what it was. Two things in C++ are no methods, and serve both forms: the timeline's lock, and the verbs of CUDA's
-driver that every fork and fence makes. ``WORKSPACE_NATIVE=0`` keeps to the Python form, ``1`` refuses to do without the
-other.
+not what it was. What is no method in C++ serves both forms: the timeline's lock, the streams' clocks, and the verbs of
+CUDA's driver that every fork and fence makes. ``WORKSPACE_NATIVE=0`` keeps to the Python form, ``1`` refuses to do
+without the other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from workspace import timeline
+from workspace import clocks, timeline
 from workspace.block import Block, Shelf, Slab
 from workspace.clocks import Clocks
 from workspace.errors import ConfigError, DriverError, WorkspaceError
@@ -149,4 +149,4 @@ def use(native: bool) -> None:
 
 if _NATIVE:
     use(True)
-    timeline.new_lock = extension().Lock
+    timeline.new_lock, clocks.new_clock, clocks.new_seen = extension().Lock, extension().Clock, extension().Seen

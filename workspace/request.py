@@ -122,11 +122,9 @@ class Request:
             block.shelf = shelf
             shelf.blocks += 1
         block.stream = stream
-        block.clock = stream.id
         # With something between lease and strategy, a lease must not return the block by itself.
         block.lent = block.views.get(self, []) if self.ready is self.shelves else []
         block.first = first_three(block.lent)
-        block.epochs = self.timeline.clocks.epoch
         return shelf
 
     def without_bytes(self, stream: Stream) -> Block:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from workspace.clocks import Seen
+from workspace import clocks
 from workspace.process import OfProcess
 
 if TYPE_CHECKING:
     from workspace.capture import Capture
+    from workspace.clocks import Clock
 
 
 CURRENT = object()
@@ -27,7 +28,7 @@ class Event:
     def __init__(self, handle: int, spent: deque[int]) -> None:
         self.handle = handle
         self.epoch = 0
-        self.covered: Seen = {}
+        self.covered = clocks.new_seen()
         self._spent = spent
 
     def __del__(self) -> None:
@@ -43,9 +44,9 @@ class Stream(OfProcess):
         The driver's key: names the stream for as long as it exists.
     name
         For reports.
-    id
-        Its id in the clocks. A stream that takes part in a capture has a second `Stream` with an id of its own
-        there, because order inside a capture says nothing about order outside.
+    clock, id
+        What the clocks know of it, and its id there. A stream that takes part in a capture has a second `Stream` with
+        an id of its own there, because order inside a capture says nothing about order outside.
     communication
         Whether work on it may spin until another stream makes progress; a fence then never waits for more of it
         than the use needs.
@@ -57,14 +58,15 @@ class Stream(OfProcess):
         The event most recently recorded on it, which covers every use up to its epoch.
     """
 
-    __slots__ = ("capture", "communication", "exact", "id", "key", "last", "name")
+    __slots__ = ("capture", "clock", "communication", "exact", "id", "key", "last", "name")
 
     def __init__(
-        self, key: int, name: str, clock: int, *, communication: bool, exact: bool, capture: Capture | None = None
+        self, key: int, name: str, clock: Clock, *, communication: bool, exact: bool, capture: Capture | None = None
     ) -> None:
         self.key = key
         self.name = name
-        self.id = clock
+        self.clock = clock
+        self.id = clock.id
         self.communication = communication
         self.exact = exact
         self.capture = capture

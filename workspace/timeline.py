@@ -158,7 +158,8 @@ class Timeline:
     def _add(self, key: int, name: str, communication: bool = False, capture: Capture | None = None) -> Stream:
         with self.lock:
             exact = communication or (capture is None and not self.driver.owned(key))
-            stream = Stream(key, name, self.clocks.add(), communication=communication, exact=exact, capture=capture)
+            clock = self.clocks.of[self.clocks.add()]
+            stream = Stream(key, name, clock, communication=communication, exact=exact, capture=capture)
             self._by_id[stream.id] = stream
             if capture is None:
                 self._streams[key] = stream
@@ -274,7 +275,7 @@ class Timeline:
             # A captured record leaves the event unusable outside, so each self of a stream has its own event.
             event = stream.last or self.new_event()
             stream.last = event
-        epoch = self.clocks.epoch[stream.id]
+        epoch = stream.clock.epoch
         covered = self.clocks.record(stream.id)
         try:
             self.driver.record(event.handle, stream.key)

@@ -31,8 +31,7 @@ bool may_look(const Ref& request, const Ref& timeline) {
 bool found(Handover& on, Order& order, const Ref& key) {
   on.pool = parts.request_.lender.get(on.request);
   on.stream = order.of(key);
-  const Ref id = parts.stream_.id.get(on.stream);
-  if (!id || !parts.stream_.capture.get(on.stream).is(Py_None) || !parts.stream_.exact.get(on.stream).is(Py_False)) {
+  if (!on.stream || !parts.stream_.capture.get(on.stream).is(Py_None) || !parts.stream_.exact.get(on.stream).is(Py_False)) {
     return false;
   }
   Ref largest = parts.pool_.largest.get(on.pool);
@@ -42,8 +41,8 @@ bool found(Handover& on, Order& order, const Ref& key) {
     return false;
   }
   if (less(largest, nbytes) <= 0) return false;
-  on.view = order.view(id);
-  return static_cast<bool>(on.view.seen);
+  on.view = order.view(on.stream);
+  return on.view.clock != nullptr;
 }
 
 // The first block on a shelf whose use precedes the stream's next work; -1: none, -2 with an exception set.
@@ -51,9 +50,11 @@ Py_ssize_t ordered_on(const Handover& on, PyObject* shelf) {
   for (Py_ssize_t at = 0; at < PyList_GET_SIZE(shelf); ++at) {
     PyObject* const block = PyList_GET_ITEM(shelf, at);
     if (!Py_IS_TYPE(block, parts.block)) continue;
-    PyObject *const used = parts.block_.clock.peek(block), *const epoch = parts.block_.epoch.peek(block);
-    if (used == nullptr || epoch == nullptr) continue;
-    const int ordered = on.view.ordered(used, epoch);
+    PyObject *const owner = parts.block_.stream.peek(block), *const epoch = parts.block_.epoch.peek(block);
+    if (owner == nullptr || !Py_IS_TYPE(owner, parts.stream) || epoch == nullptr) continue;
+    PyObject* const used = parts.stream_.clock.peek(owner);
+    const long long until = PyLong_AsLongLong(epoch);
+    const int ordered = Clock::is_one(used) && !PyErr_Occurred() ? on.view.ordered(*Clock::of(used), until) : -1;
     if (ordered != 0) return ordered < 0 ? -2 : at;
   }
   return -1;
@@ -139,24 +140,29 @@ Ref noted(const Ref& request, const Ref& other, const Ref& site) {
 // `Explanations.fence`. False with an exception set.
 bool explain(const Ref& timeline, const Handover& on, const Ref& block, const Ref& owner, const Ref& knows) {
   const Ref explanations = parts.timeline_.explanations.get(timeline);
-  const Ref zero(PyLong_FromLong(0)), needs = parts.block_.epoch.get(block);
+  const Ref needs = parts.block_.epoch.get(block);
   if (!explanations) return true;
-  return zero && needs &&
-         call_method(names.fence, explanations.get(), on.request.get(), block.get(), on.stream.get(), owner.get(),
-                     needs.get(), knows ? knows.get() : zero.get());
+  return needs && call_method(names.fence, explanations.get(), on.request.get(), block.get(), on.stream.get(),
+                              owner.get(), needs.get(), knows.get());
+}
+
+// How much the stream has seen of another. Empty with an exception set.
+Ref known(const Handover& on, const Ref& owner) {
+  const Clock* const of = Order::clock(owner);
+  const Seen* const seen = of != nullptr ? on.view.clock->known() : nullptr;
+  return Ref(seen != nullptr ? PyLong_FromLongLong(seen->get(of->id)) : nullptr);
 }
 
 // Makes the stream's next work come after the block's use. 0 where the Python form has to look, -1 with an exception
 // set.
 int fenced(Order& order, const Ref& timeline, const Handover& on, const Ref& block) {
-  const Ref used = parts.block_.clock.get(block), epoch = parts.block_.epoch.get(block);
-  const Ref owner = parts.block_.stream.get(block);
+  const Ref epoch = parts.block_.epoch.get(block), owner = parts.block_.stream.get(block);
   if (!epoch || !parts.stream_.capture.get(owner).is(Py_None)) return 0;
   const Ref other = parts.request_.owner.get(parts.block_.request.get(block)), site = parts.block_.site.get(block);
   const Ref tally = noted(on.request, other, site);
-  const Ref knows = tally ? Ref() : item(on.view.seen, used);  // before the fence
-  if (PyErr_Occurred()) return -1;
-  const int done = order.fence(owner, epoch, on.stream, on.view);
+  const Ref knows = tally ? Ref() : known(on, owner);  // before the fence
+  if (!tally && !knows) return -1;
+  const int done = order.fence(owner, epoch, on.stream);
   if (done != 1) return done;
   if (!add(parts.timeline_.fences, timeline.get(), 1)) return -1;
   return (tally ? count(tally.get()) : explain(timeline, on, block, owner, knows)) ? 1 : -1;
@@ -164,8 +170,7 @@ int fenced(Order& order, const Ref& timeline, const Handover& on, const Ref& blo
 
 // Counts a use that needed no fence, unless it is the stream's own. 1, or -1 with an exception set.
 int elided(const Handover& on, const Ref& block) {
-  const int own = same(parts.block_.clock.get(block).get(), on.view.stream.get());
-  if (own != 0) return own;
+  if (parts.block_.stream.holds(block.get(), on.stream.get())) return 1;
   return add(parts.pool_.elided, on.pool.get(), 1) ? 1 : -1;
 }
 
@@ -183,7 +188,6 @@ bool keep(const Handover& on, const Ref& block, const Ref& key) {
     }
     if (!add(parts.shelf_.blocks, before.get(), -1) || !add(parts.shelf_.blocks, shelf.get(), 1)) return false;
     parts.block_.stream.set(block.get(), Ref::of(on.stream.get()));
-    parts.block_.clock.set(block.get(), Ref::of(on.view.stream.get()));
   }
   const Ref shelves = parts.pool_.shelves.get(on.pool);
   return shelves && PyDict_SetItem(shelves.get(), shelf.get(), Py_None) == 0;

@@ -87,15 +87,16 @@ long long bytes_of(const Ref& extents, PyObject* position) {
 bool tell(Order& order, const Ref& entry, const Ref& used, const Ref& epoch, long long counts[2]) {
   PyObject *tensor, *home;
   if (!PyArg_ParseTuple(entry.get(), "OO", &tensor, &home)) return false;
-  const Ref id = parts.stream_.id.get(Ref::of(home));
-  const Ref user = parts.stream_.id.get(used), key = parts.stream_.key.get(used);
-  if (!id || !user || !key) {
+  const Ref key = parts.stream_.key.get(used);
+  if (!Py_IS_TYPE(home, parts.stream) || !key) {
     PyErr_SetString(PyExc_TypeError, "a stream of the lease is none");
     return false;
   }
-  const int same = PyObject_RichCompareBool(id.get(), user.get(), Py_EQ);
-  if (same != 0) return same > 0;
-  const int ordered = order.ordered(id, user, epoch);
+  const Clock* const by = order.clock(used);
+  if (home == used.get() || by == nullptr) return by != nullptr;
+  const long long until = PyLong_AsLongLong(epoch.get());
+  const Order::View view = order.view(Ref::of(home));
+  const int ordered = view.clock != nullptr && !PyErr_Occurred() ? view.ordered(*by, until) : -1;
   if (ordered < 0) return false;
   ++counts[ordered ? 0 : 1];
   return ordered || call_method(names.record_use, order.driver().get(), tensor, key.get()) || order.failed();

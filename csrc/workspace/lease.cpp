@@ -4,6 +4,7 @@
 #include <memory>
 #include <new>
 
+#include "clock.h"
 #include "handover.h"
 #include "methods.h"
 
@@ -115,13 +116,14 @@ PyObject* exit(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
     return python(native, self, arguments, count);
   }
   const Ref block = parts.lease_.block.get(self);
-  const Ref epochs = parts.block_.epochs.get(block), shelf = parts.block_.shelf.get(block);
+  const Ref stream = parts.block_.stream.get(block), shelf = parts.block_.shelf.get(block);
   const Ref held = parts.holding_.held.get(self);
-  Ref epoch = item(epochs, parts.block_.clock.get(block));
-  if (!epoch && PyErr_Occurred()) return nullptr;
-  if (!epoch || !shelf || !PyList_Check(shelf.get()) || !held || !PyDict_Check(held.get()) || !unchanged(self, block)) {
+  PyObject* const clock = stream ? parts.stream_.clock.get(stream).get() : nullptr;
+  if (!Clock::is_one(clock) || !shelf || !PyList_Check(shelf.get()) || !held || !PyDict_Check(held.get()) || !unchanged(self, block)) {
     return python(native, self, arguments, count);
   }
+  Ref epoch(PyLong_FromLongLong(Clock::of(clock)->epoch));
+  if (!epoch) return nullptr;
   parts.block_.epoch.set(block.get(), std::move(epoch));
   // The block's own list keeps the tensors.
   const Ref t0 = parts.lease_.t0.exchange(self, Ref()), t1 = parts.lease_.t1.exchange(self, Ref());

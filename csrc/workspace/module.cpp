@@ -1,5 +1,6 @@
 // workspace._native: the methods of the steady path in C++, made for the Python classes that `bind` is given.
 
+#include "clock.h"
 #include "methods.h"
 #include "verbs.h"
 
@@ -60,7 +61,7 @@ PyMethodDef functions[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-int execute(PyObject* module) { return add_verbs(module) && add_lock(module) ? 0 : -1; }
+int execute(PyObject* module) { return add_verbs(module) && add_lock(module) && add_clocks(module) ? 0 : -1; }
 
 // The steady path counts on the interpreter's lock: a list's pop and a dict's update are one step under it.
 PyModuleDef_Slot slots[] = {

@@ -5,33 +5,6 @@
 
 namespace workspace {
 
-namespace {
-
-void missing(const Ref& key) {
-  if (!PyErr_Occurred()) PyErr_SetObject(PyExc_KeyError, key ? key.get() : Py_None);
-}
-
-// A dict's value, or the KeyError that Python raises.
-inline Ref needed(const Ref& dict, const Ref& key) {
-  Ref found = item(dict, key);
-  if (!found) missing(key);
-  return found;
-}
-
-// Keeps the larger epoch of each stream, in place.
-bool merge(const Ref& into, const Ref& other) {
-  PyObject *stream, *epoch;
-  for (Py_ssize_t at = 0; PyDict_Next(other.get(), &at, &stream, &epoch);) {
-    const Ref key = Ref::of(stream), value = Ref::of(epoch), known = item(into, key);
-    if (!known && PyErr_Occurred()) return false;
-    const int later = known ? less(known, value) : 1;
-    if (later < 0 || (later && PyDict_SetItem(into.get(), key.get(), value.get()))) return false;
-  }
-  return true;
-}
-
-}  // namespace
-
 Order::Order(const Ref& timeline)
     : timeline_(Ref::of(timeline.get())),
       driver_(parts.timeline_.driver.get(timeline)),
@@ -63,7 +36,17 @@ Ref Order::capture_of(const Ref& key) {
   return captures ? item(parts.timeline_.captures.get(timeline_), identity) : Ref::of(Py_None);
 }
 
-Ref Order::epoch(const Ref& stream) { return needed(parts.clocks_.epoch.get(clocks_), parts.stream_.id.get(stream)); }
+Clock* Order::clock(const Ref& stream) {
+  PyObject* const found = stream ? parts.stream_.clock.peek(stream.get()) : nullptr;
+  if (Clock::is_one(found)) return Clock::of(found);
+  PyErr_SetString(PyExc_TypeError, "a stream of the timeline has no clock");
+  return nullptr;
+}
+
+Ref Order::epoch(const Ref& stream) {
+  const Clock* const found = clock(stream);
+  return Ref(found != nullptr ? PyLong_FromLongLong(found->epoch) : nullptr);
+}
 
 bool Order::failed() {
   if (PyErr_ExceptionMatches(parts.driver_error)) {
@@ -92,17 +75,12 @@ Order::Record Order::close_epoch(const Ref& stream, Ref event) {
     if (!event) return Record();
     parts.stream_.last.set(stream.get(), Ref::of(event.get()));
   }
-  const Ref id = parts.stream_.id.get(stream), epochs = parts.clocks_.epoch.get(clocks_);
-  Ref epoch = needed(epochs, id);
-  if (!epoch) return Record();
-  const Ref seen = needed(parts.clocks_.seen.get(clocks_), id);
-  if (!seen) return Record();
-  Ref covered(PyDict_Copy(seen.get()));
-  if (!covered || PyDict_SetItem(covered.get(), id.get(), epoch.get())) return Record();
-  const long long value = PyLong_AsLongLong(epoch.get());
-  if (value == -1 && PyErr_Occurred()) return Record();
-  const Ref next(PyLong_FromLongLong(value + 1));
-  if (!next || PyDict_SetItem(epochs.get(), id.get(), next.get())) return Record();
+  Clock* const from = clock(stream);
+  const Seen* const seen = from != nullptr ? from->known() : nullptr;
+  if (seen == nullptr) return Record();
+  Ref covered = seen->copy(), epoch(PyLong_FromLongLong(from->epoch));
+  if (!covered || !epoch || !Seen::of(covered)->set(from->id, from->epoch)) return Record();
+  ++from->epoch;
   return Record{std::move(event), std::move(covered), std::move(epoch)};
 }
 
@@ -121,19 +99,20 @@ Ref Order::record(const Ref& stream, Ref event) {
   return recorded(std::move(record));
 }
 
-int Order::fence(const Ref& owner, const Ref& epoch, const Ref& stream, const View& view) {
+int Order::fence(const Ref& owner, const Ref& epoch, const Ref& stream) {
   const Ref last = parts.stream_.last.get(owner), covers = parts.event_.epoch.get(last);
-  if (!covers) return fence_now(owner, stream, view);
+  if (!covers) return fence_now(owner, stream);
   const int early = less(covers, epoch);
-  if (early != 0) return early < 0 ? -1 : fence_now(owner, stream, view);
+  if (early != 0) return early < 0 ? -1 : fence_now(owner, stream);
   return wait(last, stream) ? 1 : -1;
 }
 
-int Order::fence_now(const Ref& owner, const Ref& stream, const View& view) {
+int Order::fence_now(const Ref& owner, const Ref& stream) {
   if (!find(capture_of_, names.capture_of) || !find(record_, names.record) || !find(wait_, names.wait)) return -1;
   const Ref from = parts.stream_.key.get(owner), to = parts.stream_.key.get(stream);
-  if (!from || !to) return 0;
-  Together together(capture_of_.get(), record_.get(), wait_.get(), from.get(), to.get());
+  Clock *const of = clock(owner), *const by = clock(stream);
+  if (!from || !to || of == nullptr || by == nullptr) return of == nullptr || by == nullptr ? -1 : 0;
+  Together together(capture_of_.get(), record_.get(), wait_.get(), {of, from.get()}, {by, to.get()});
   if (!together) {
     const Ref captures = call(capture_of_.get(), from.get());
     const int is_so = captures ? PyObject_IsTrue(captures.get()) : (failed(), -1);
@@ -150,62 +129,46 @@ int Order::fence_now(const Ref& owner, const Ref& stream, const View& view) {
   if (done == Together::NOTHING && !enqueue(record_, names.record, record.event, owner)) return -1;
   const Ref event = recorded(std::move(record));
   if (done != Together::ALL) return wait(event, stream) ? 1 : -1;
-  return learn(view.stream, parts.event_.covered.get(event)) ? 1 : -1;
+  return learn(stream, parts.event_.covered.get(event)) ? 1 : -1;
 }
 
 bool Order::wait(const Ref& event, const Ref& stream) {
   if (!enqueue(wait_, names.wait, event, stream)) return false;
-  return learn(parts.stream_.id.get(stream), parts.event_.covered.get(event));
+  return learn(stream, parts.event_.covered.get(event));
 }
 
-bool Order::learn(const Ref& id, const Ref& covered) {
-  const Ref last_waits = parts.clocks_.waited.get(clocks_), waited = needed(last_waits, id);
-  if (!waited) return false;
-  Ref own = item(covered, id);
-  if (!own && !PyErr_Occurred()) own = Ref(PyLong_FromLong(0));
-  if (!own) return false;
-  const int older = less(own, waited);
-  if (older < 0) return false;
+bool Order::learn(const Ref& stream, const Ref& covered) {
+  Clock* const by = clock(stream);
+  const Seen* const before = by != nullptr ? by->known() : nullptr;
+  if (before == nullptr) return false;
+  if (!Seen::is_one(covered.get())) {
+    PyErr_SetString(PyExc_TypeError, "what an event covers is of another kind");
+    return false;
+  }
   // What is seen, or covered, never changes in place: the stream shares it with the event, which knows at least as much
   // where it comes after all that the stream has waited for.
-  const Ref all_seen = parts.clocks_.seen.get(clocks_);
   Ref now = Ref::of(covered.get());
-  if (older) {
-    const Ref seen = needed(all_seen, id);
-    now = Ref(seen ? PyDict_Copy(covered.get()) : nullptr);
-    if (!now || !merge(now, seen)) return false;
+  if (Seen::of(covered)->get(by->id) < by->waited) {
+    now = Seen::of(covered)->copy();
+    if (!now || !Seen::of(now)->merge(*before)) return false;
   }
-  if (PyDict_SetItem(all_seen.get(), id.get(), now.get())) return false;
-  const Ref epoch = needed(parts.clocks_.epoch.get(clocks_), id);
-  return epoch && PyDict_SetItem(last_waits.get(), id.get(), epoch.get()) == 0;
+  const Ref old(std::exchange(by->seen, now.release()));
+  by->waited = by->epoch;
+  return true;
 }
 
-Order::View Order::view(const Ref& stream) {
-  View found{Ref::of(stream.get()), needed(parts.clocks_.seen.get(clocks_), stream), parts.clocks_.host.get(clocks_)};
-  if (found.seen && (!PyDict_CheckExact(found.seen.get()) || !found.host || !PyDict_CheckExact(found.host.get()))) {
-    PyErr_SetString(PyExc_TypeError, "what the clocks have seen is no dict");
-    found.seen = Ref();
-  }
-  return found;
+Order::View Order::view(const Ref& stream) const {
+  PyObject* const host = parts.clocks_.host.get(clocks_).get();
+  if (Seen::is_one(host)) return View{clock(stream), Seen::of(host)};
+  PyErr_SetString(PyExc_TypeError, "what the host has seen is of another kind");
+  return View();
 }
 
-int Order::View::ordered(PyObject* used, PyObject* epoch) const {
-  const int own = workspace::same(stream.get(), used);
-  if (own != 0) return own;
-  for (const Ref* known : {&seen, &host}) {
-    if (PyDict_GET_SIZE(known->get()) == 0) continue;
-    PyObject* const to = PyDict_GetItemWithError(known->get(), used);  // borrowed: ints run no Python
-    if (to == nullptr && PyErr_Occurred()) return -1;
-    if (to == nullptr) continue;  // epochs begin at 1: what is not seen comes after no use
-    const int earlier = less(to, epoch);
-    if (earlier <= 0) return earlier < 0 ? -1 : 1;
-  }
-  return 0;
-}
-
-int Order::ordered(const Ref& stream, const Ref& used, const Ref& epoch) {
-  const View from = view(stream);
-  return from.seen ? from.ordered(used.get(), epoch.get()) : -1;
+int Order::View::ordered(const Clock& used, long long epoch) const {
+  if (&used == clock) return 1;
+  const Seen* const seen = clock->known();
+  if (seen == nullptr) return -1;
+  return seen->get(used.id) >= epoch || host->get(used.id) >= epoch;
 }
 
 namespace {

@@ -111,16 +111,14 @@ void find_fields(Given& given) {
   given.field(p.timeline_.refusal, "Timeline", "refusal");
   given.field(p.timeline_.state, "Timeline", "state");
   given.field(p.timeline_.streams, "Timeline", "_streams");
-  given.field(p.clocks_.epoch, "Clocks", "epoch");
-  given.field(p.clocks_.seen, "Clocks", "seen");
   given.field(p.clocks_.host, "Clocks", "host");
-  given.field(p.clocks_.waited, "Clocks", "_waited");
   given.field(p.event_.handle, "Event", "handle");
   given.field(p.event_.covered, "Event", "covered");
   given.field(p.event_.epoch, "Event", "epoch");
   given.field(p.stream_.key, "Stream", "key");
   given.field(p.stream_.id, "Stream", "id");
   given.field(p.stream_.capture, "Stream", "capture");
+  given.field(p.stream_.clock, "Stream", "clock");
   given.field(p.stream_.exact, "Stream", "exact");
   given.field(p.stream_.last, "Stream", "last");
   given.field(p.holding_.stream, "Holding", "stream");
@@ -153,9 +151,7 @@ void find_fields(Given& given) {
   given.field(p.request_.ready, "Request", "ready");
   given.field(p.request_.timeline, "Request", "timeline");
   given.field(p.request_.zero, "Request", "zero");
-  given.field(p.block_.clock, "Block", "clock");
   given.field(p.block_.epoch, "Block", "epoch");
-  given.field(p.block_.epochs, "Block", "epochs");
   given.field(p.block_.first, "Block", "first");
   given.field(p.block_.offset, "Block", "offset");
   given.field(p.block_.request, "Block", "request");

@@ -49,16 +49,16 @@ struct Parts {
   long plain_value, looked_up, one_in;
 
   struct { Field busy, by_id, captures, clocks, current_key, driver, explanations, fences, lock, refusal, state, streams; } timeline_;
-  struct { Field epoch, seen, host, waited; } clocks_;
+  struct { Field host; } clocks_;
   struct { Field handle, covered, epoch; } event_;
-  struct { Field key, id, capture, exact, last; } stream_;
+  struct { Field key, id, capture, clock, exact, last; } stream_;
   struct { Field stream, held; } holding_;
   struct { Field block, provider, state, tensors, request, workspace, t0, t1, t2; } lease_;
   struct { Field homes, made; } lazy_;
   struct {
     Field direct, dims, extents, key, lead, lender, align, lease_type, nbytes, noted, notes, owner, positions, ready, shelves, timeline, zero;
   } request_;
-  struct { Field clock, epoch, epochs, first, offset, request, shelf, site, slab, stream; } block_;
+  struct { Field epoch, first, offset, request, shelf, site, slab, stream; } block_;
   struct { Field blocks; } shelf_;
   struct { Field elided, hands_over, largest, shelves; } pool_;
   struct { Field address; } slab_;

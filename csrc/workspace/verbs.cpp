@@ -243,7 +243,24 @@ PyMethodDef makers[] = {
 
 }  // namespace
 
-Together::Together(PyObject* capture_of, PyObject* record, PyObject* wait, PyObject* from, PyObject* to) {
+namespace {
+
+// A stream's handle; null where it may be destroyed, and for the default stream. No exception is set.
+void* handle_of(PyObject* by, Together::Of stream) {
+  PyObject* const handles = verb(by)->known;
+  if (stream.clock->kept == handles) return stream.clock->handle;
+  PyObject* const found = PyDict_GetItemWithError(handles, stream.key);
+  void* const handle = found != nullptr ? PyLong_AsVoidPtr(found) : nullptr;
+  PyErr_Clear();
+  if (handle == nullptr) return nullptr;
+  // A stream that is never destroyed keeps its handle.
+  const Ref before(std::exchange(stream.clock->kept, Py_NewRef(handles)));
+  return stream.clock->handle = handle;
+}
+
+}  // namespace
+
+Together::Together(PyObject* capture_of, PyObject* record, PyObject* wait, Of from, Of to) {
   const auto address = [](PyObject* of, vectorcallfunc called) {
     return Py_IS_TYPE(of, &type) && verb(of)->called == called ? verb(of)->address : nullptr;
   };
@@ -251,11 +268,8 @@ Together::Together(PyObject* capture_of, PyObject* record, PyObject* wait, PyObj
   record_ = address(record, workspace::record);
   wait_ = address(wait, workspace::wait);
   if (capture_of_ == nullptr || record_ == nullptr || wait_ == nullptr) return;
-  PyObject* const one = PyDict_GetItemWithError(verb(record)->known, from);
-  PyObject* const other = one != nullptr ? PyDict_GetItemWithError(verb(wait)->known, to) : nullptr;
-  from_ = one != nullptr ? PyLong_AsVoidPtr(one) : nullptr;
-  to_ = other != nullptr ? PyLong_AsVoidPtr(other) : nullptr;
-  if (from_ == nullptr || to_ == nullptr) PyErr_Clear();
+  from_ = handle_of(record, from);
+  to_ = handle_of(wait, to);
   // The default stream is left to the verbs: it never captures, and of several devices it is the current one's.
   known_ = from_ != nullptr && to_ != nullptr;
 }

@@ -1,7 +1,7 @@
 // The verbs of a driver that every fork and fence makes, as callables without a Python frame or ctypes in between.
 #pragma once
 
-#include "ref.h"
+#include "clock.h"
 
 namespace workspace {
 
@@ -9,8 +9,13 @@ namespace workspace {
 // without the interpreter's lock.
 class Together {
  public:
-  // `from` and `to` are keys: the stream that is waited for, and the one that waits.
-  Together(PyObject* capture_of, PyObject* record, PyObject* wait, PyObject* from, PyObject* to);
+  // A stream by its clock and its key.
+  struct Of {
+    Clock* clock;
+    PyObject* key;
+  };
+  // `from` is waited for, `to` waits.
+  Together(PyObject* capture_of, PyObject* record, PyObject* wait, Of from, Of to);
   explicit operator bool() const { return known_; }
 
   enum Done { NOTHING, CAPTURES, RECORDED, ALL };

@@ -96,7 +96,7 @@ class ClocksMachine(RuleBasedStateMachine):
         return use
 
     def stamp(self, use: Use) -> None:
-        use.epoch = self.tested.clocks.epoch[use.stream]
+        use.epoch = self.tested.clocks.of[use.stream].epoch
 
     def interleaved(self, stream: int, yes: bool) -> Between:
         """Another thread uses the stream, and releases, in the middle of a call."""

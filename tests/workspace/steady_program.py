@@ -58,9 +58,10 @@ class Program:
                 lease.release()
         timeline, clocks = self.ws.timeline, self.ws.timeline.clocks
         held = self.ws.provider.held()
+        known = {stream: (clock.epoch, dict(clock.seen), clock.waited) for stream, clock in clocks.of.items()}
         counts = [getattr(self.ws.strategy_object, name, None) for name in ("allocated", "elided", "recorded")]
         return (
-            self.calls, clocks.epoch, clocks.seen, clocks.host, clocks._waited, list(timeline.state.held), held, counts,
+            self.calls, known, dict(clocks.host), list(timeline.state.held), held, counts,
             self.device.verdict(), timeline.fences,
         )  # fmt: skip
 

@@ -100,7 +100,7 @@ def state(ws: Workspace) -> dict[str, Any]:
         "busy": timeline.busy,
         "deferred": list(timeline.deferred),
         "graphs": ws.graphs,
-        "streams": set(timeline.clocks.epoch),
+        "streams": set(timeline.clocks.of),
         "allocated": snapshot.allocated,
         "footprints": snapshot.footprints,
         "slabs": snapshot.slabs,

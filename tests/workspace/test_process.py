@@ -274,7 +274,7 @@ class TicksAfterRecord(Timeline):
     def record(self, stream: Any, event: Any = None) -> Any:
         event = event or self.new_event()
         self.driver.record(event.handle, stream.key)
-        event.epoch = self.clocks.epoch[stream.id]
+        event.epoch = stream.clock.epoch
         event.covered = self.clocks.record(stream.id)
         stream.last = event
         return event

@@ -133,7 +133,7 @@ def test_a_fence_that_was_made_is_known() -> None:
     with ws.on(two), ws.lease(BYTES, N=SMALL), ws.lease(BYTES, N=SMALL):
         assert ws.snapshot().fences == 1 and not beside.released
     assert libcuda.calls.count("record") == 1
-    assert ws.timeline.clocks.seen[two.id][one.id] >= 1
+    assert two.clock.seen[one.id] >= 1
 
 
 @pytest.mark.parametrize("failing", ["record", "wait"])

@@ -756,6 +756,6 @@ def test_streams_that_are_gone_leave_little_behind(
                 device.launch("work", writes=[lease.x])
             device.destroy_stream(raw)
         ws.synchronize()
-    known = max(len(seen) for seen in ws.timeline.clocks.seen.values())
+    known = max(len(clock.seen) for clock in ws.timeline.clocks.of.values())
     assert len(pool_of(ws).free) <= 2 and device.verdict() == "SAFE"
     assert (known <= 1) is settled

@@ -31,7 +31,7 @@ class Adaptor:
 
     def undo(self, block: Block, stream: Stream, timeline: Timeline) -> None:
         """Give back a placed block whose preparation failed; what the stream was given to do so far is its use."""
-        block.uses, block.events = {stream.id: timeline.clocks.epoch[stream.id]}, None
+        block.uses, block.events = {stream.id: stream.clock.epoch}, None
         self.inner.give_back(block, stream)
 
     def give_back(self, block: Block | None, stream: Stream) -> None:

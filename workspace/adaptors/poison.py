@@ -45,7 +45,7 @@ class Poison(Adaptor):
         try:
             if block is not None and block.nbytes and self._may_fill(stream) and self.timeline.fenceable(block, stream):
                 self.timeline.fence(block, stream)
-                block.uses[stream.id] = self.timeline.clocks.epoch[stream.id]  # that of the fill
+                block.uses[stream.id] = stream.clock.epoch  # that of the fill
                 request = block.request
                 lead = request.lead if request is not None else 0
                 self._fill(block.address + lead, block.nbytes - 2 * lead, False, stream)

@@ -78,8 +78,8 @@ class Caching:
         while another reads them. They stay allocated until the host has seen all that was enqueued up to now."""
         nbytes = sum(tensor.numel() * tensor.element_size() for tensor, _ in homes.values())
         timeline = self.timeline
-        epochs = timeline.clocks.epoch.items()
-        uses = {used: epoch for used, epoch in epochs if timeline.stream_of(used).capture is None}
+        clocks = timeline.clocks.of.items()
+        uses = {used: clock.epoch for used, clock in clocks if timeline.stream_of(used).capture is None}
         self.untold.append((homes, nbytes, uses))
 
     def _drop_untold(self) -> None:

@@ -164,7 +164,7 @@ class Pooled:
     def _fence(self, block: Block, request: Request, stream: Stream) -> None:
         clocks = self.timeline.clocks
         missing = [
-            (self.timeline.stream_of(used).name, epoch, clocks.seen[stream.id].get(used, 0))
+            (self.timeline.stream_of(used).name, epoch, stream.clock.seen.get(used, 0))
             for used, epoch in block.uses.items()
             if not clocks.ordered(stream.id, used, epoch)
         ]
@@ -242,7 +242,7 @@ class Pooled:
     def _prune(self, block: Block, stream: Stream) -> None:
         """Drop uses that precede the acquirer's: whatever is ordered after the acquirer is ordered after them too."""
         clocks = self.timeline.clocks
-        if block.uses.get(stream.id) != clocks.epoch[stream.id]:
+        if block.uses.get(stream.id) != stream.clock.epoch:
             return  # the acquirer's use is older than what it has seen since
         ordered = clocks.ordered
         kept: Uses = {}
