@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from difflib import get_close_matches
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +33,8 @@ class StrategyEntry:
         Returns the factory, called as ``factory(timeline, config)``.
     unusable
         Why it cannot be chosen (an installed package is broken), else empty. It claims nothing then.
+    written
+        The entry point that registers it, as its package wrote it; empty for a built-in strategy.
     """
 
     name: str
@@ -38,6 +42,7 @@ class StrategyEntry:
     safe: bool
     load: Callable[[], StrategyFactory]
     unusable: str = ""
+    written: str = ""
 
 
 def _built_in(name: str, summary: str, safe: bool, module: str, attribute: str) -> StrategyEntry:
@@ -73,7 +78,7 @@ def strategies() -> dict[str, StrategyEntry]:
     A package adds one through the entry-point group ``workspace.strategies``: the object has ``name`` (the entry
     point's), ``safe`` (bool), a docstring whose first line is the summary, and is called with the timeline and the
     config. One that is not so is listed with what is wrong, and `strategy` refuses it. A name that is taken stays what
-    it is: see `overlooked`.
+    it is, and `strategy` warns: see `overlooked`.
     """
     found = {entry.name: entry for entry in _BUILT_IN}
     for point in entry_points(group="workspace.strategies"):
@@ -82,16 +87,24 @@ def strategies() -> dict[str, StrategyEntry]:
     return found
 
 
-def overlooked() -> list[str]:
-    """A line for each entry point that adds nothing because its name is taken."""
+def overlooked(name: str = "") -> list[str]:
+    """A line for each entry point (of that name, if one is given) that adds nothing because its name is taken."""
     taken = {entry.name: "a built-in strategy" for entry in _BUILT_IN}
     lines = []
     for point in entry_points(group="workspace.strategies"):
+        if name and point.name != name:
+            continue
         if point.name in taken:
             lines.append(f"{_written(point)} is not used: {point.name!r} is {taken[point.name]}")
         else:
             taken[point.name] = _written(point)
     return lines
+
+
+@cache  # once in a process for each name: a look at what is installed takes longer than to make a workspace
+def _warn_of_overlooked(name: str) -> None:
+    for line in overlooked(name):
+        warnings.warn(f"{line}; uninstall its package, or let it choose another name", RuntimeWarning, stacklevel=3)
 
 
 def _written(point: EntryPoint) -> str:
@@ -105,14 +118,16 @@ def _installed(point: EntryPoint) -> StrategyEntry:
         factory = point.load()
     except Exception as error:  # whatever a package raises at import must not hide the other strategies
         unusable = f"cannot be imported: {type(error).__name__}: {error}".splitlines()[0]
-        return StrategyEntry(point.name, unusable, False, point.load, unusable)
+        return StrategyEntry(point.name, unusable, False, point.load, unusable, _written(point))
     safe, unusable = getattr(factory, "safe", None), _unusable(factory, point.name)
     lines = (getattr(factory, "__doc__", None) or "").strip().splitlines() or [point.value]
 
-    def load() -> StrategyFactory:
-        return lambda timeline, config: _made(point, factory, timeline, config)
+    written = _written(point)
 
-    return StrategyEntry(point.name, unusable or lines[0], safe is True and not unusable, load, unusable)
+    def load() -> StrategyFactory:
+        return lambda timeline, config: _made(point.name, written, factory, timeline, config)
+
+    return StrategyEntry(point.name, unusable or lines[0], safe is True and not unusable, load, unusable, written)
 
 
 def _unusable(factory: Any, name: str) -> str:
@@ -126,30 +141,28 @@ def _unusable(factory: Any, name: str) -> str:
     return ""
 
 
-def _made(point: EntryPoint, factory: Any, timeline: Timeline, config: WorkspaceConfig) -> WorkspaceProvider:
+def _made(name: str, written: str, factory: Any, timeline: Timeline, config: WorkspaceConfig) -> WorkspaceProvider:
     """A package's strategy made, which follows the protocol; what is wrong is said before anything is lent."""
     try:
         made = factory(timeline, config)
     except WorkspaceError:
         raise
     except Exception as error:
-        raise _broken(point, f"raises {type(error).__name__} when it is made: {error}") from error
+        raise _broken(name, written, f"raises {type(error).__name__} when it is made: {error}") from error
     if not isinstance(made, WorkspaceProvider):
         wanted = {*WorkspaceProvider.__annotations__, *vars(WorkspaceProvider)}
         missing = sorted(one for one in wanted if not one.startswith("_") and not hasattr(made, one))
-        raise _broken(point, f"does not follow workspace.WorkspaceProvider: it has no {', '.join(missing)}")
+        raise _broken(name, written, f"does not follow workspace.WorkspaceProvider: it has no {', '.join(missing)}")
     return made
 
 
-def _broken(point: EntryPoint, problem: str) -> ConfigError:
+def _broken(name: str, written: str, problem: str) -> ConfigError:
     remedy = "mend or uninstall the package that registers it, or choose another strategy"
-    return ConfigError(
-        f"strategy {point.name!r} {problem} ({_written(point)})", remedy, key="strategy", name=point.name
-    )
+    return ConfigError(f"strategy {name!r} {problem} ({written})", remedy, key="strategy", name=name)
 
 
 def strategy(name: str) -> StrategyEntry:
-    """One strategy.
+    """One strategy. Warns, once in a process, of a package that registers another one under its name.
 
     Raises
     ------
@@ -158,6 +171,7 @@ def strategy(name: str) -> StrategyEntry:
     ConfigError
         The package that registers it is broken.
     """
+    _warn_of_overlooked(name)
     for entry in _BUILT_IN:
         if entry.name == name:
             return entry
@@ -170,10 +184,10 @@ def strategy(name: str) -> StrategyEntry:
             name=name,
             known=tuple(known),
         )
-    if known[name].unusable:
-        point = next(point for point in entry_points(group="workspace.strategies") if point.name == name)
-        raise _broken(point, known[name].unusable)
-    return known[name]
+    entry = known[name]
+    if entry.unusable:
+        raise _broken(name, entry.written, entry.unusable)
+    return entry
 
 
 def workloads() -> dict[str, Callable[[], Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+import warnings
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -203,12 +204,26 @@ def test_a_package_does_not_replace_a_built_in_strategy(installed: None) -> None
     assert "'caching = third_party_strategies:Reckless' of third-party is not used" in line and "built-in" in line
 
 
+def test_whoever_chooses_a_name_that_two_register_is_warned(installed: None) -> None:
+    """Once; and nobody is who chooses another."""
+    registry._warn_of_overlooked.cache_clear()
+    with pytest.warns(RuntimeWarning, match=r"caching = third_party_strategies:Reckless.*not used.*another name"):
+        scene("caching")
+    with warnings.catch_warnings(action="error"):
+        scene("caching")
+        scene("event_fenced")
+        scene("cautious")
+
+
 def test_of_two_packages_with_one_name_the_second_is_said_to_be_overlooked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever comes first on the path counts."""
     points = [EntryPoint("mine", f"package_{one}:Mine", "workspace.strategies") for one in "ab"]
     monkeypatch.setattr("workspace.registry.entry_points", lambda group: points)
     (line,) = registry.overlooked()
     assert "package_b:Mine' is not used: 'mine' is entry point 'mine = package_a:Mine'" in line
+    registry._warn_of_overlooked.cache_clear()
+    with pytest.warns(RuntimeWarning, match="package_b:Mine"), pytest.raises(ConfigError, match="package_a:Mine"):
+        registry.strategy("mine")
 
 
 @pytest.mark.parametrize(
