@@ -23,9 +23,9 @@ def find_workload(name: str) -> Workload:
     if ":" in name:
         try:
             return _made(name, pkgutil.resolve_name(name))
+        except ConfigError:
+            raise
         except (ImportError, AttributeError, TypeError, ValueError) as error:
-            if isinstance(error, ConfigError):
-                raise
             raise ConfigError(f"there is no workload {name!r}: {error}", "give MODULE:CLASS") from None
     known = registry.workloads()
     if name not in known:
