@@ -199,7 +199,8 @@ def test_leases_of_a_break_are_eager() -> None:
     device, ws = scene(reserve=MIB)
     main = ws.stream("main")
     out: list[Lease] = []
-    with ws.on(main), ws.capture() as capture, ws.lease(BYTES, N=4096):
+    with ws.on(main), ws.capture() as capture, ws.lease(BYTES, N=4096) as first:
+        device.launch("first", writes=[first.x])
         capture.eager_break(lambda: out.append(ws.acquire(OTHER, N=4 * SLAB)))
     assert ws.snapshot().allocated == 4 * SLAB
     capture.graph.replay(main)

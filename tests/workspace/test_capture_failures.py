@@ -122,6 +122,7 @@ def test_a_failed_capture_leaves_nothing_behind(
     graph = captured(device, ws, main) if lane_lives and strategy != "caching" else None
     with ws.on(main):
         kept = ws.acquire(OTHER, N=512)
+        device.launch("kept", writes=[kept.y])
         before = state(ws)
         with pytest.raises((Failure, CaptureError)):
             with ws.capture() as capture:

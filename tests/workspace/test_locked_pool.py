@@ -9,25 +9,26 @@ import pytest
 from tests.workspace.scene import BYTES, MIB, OTHER, scene
 from workspace import Workspace
 from workspace.errors import CapacityError
+from workspace.simulated import Device
 
 
-def smaller_dims(ws: Workspace) -> None:
+def smaller_dims(device: Device, ws: Workspace) -> None:
     """A lease at less than its declared size, cut behind its own block that waits on a shelf."""
-    with ws.lease(BYTES, N=4 * MIB):
-        pass
-    with ws.lease(BYTES, N=2 * MIB), ws.lease(OTHER, N=9 * MIB):
-        pass
+    with ws.lease(BYTES, N=4 * MIB) as one:
+        device.launch("one", writes=[one.x])
+    with ws.lease(BYTES, N=2 * MIB) as one, ws.lease(OTHER, N=9 * MIB) as other:
+        device.launch("both", writes=[one.x, other.y])
 
 
-def another_stream(ws: Workspace) -> None:
+def another_stream(device: Device, ws: Workspace) -> None:
     """Declared dims, but a stream's block waits on a shelf while another stream leases both."""
-    with ws.on(ws.stream("one")), ws.lease(BYTES, N=4 * MIB):
-        pass
-    with ws.on(ws.stream("other")), ws.lease(BYTES, N=4 * MIB), ws.lease(OTHER, N=9 * MIB):
-        pass
+    with ws.on(ws.stream("one")), ws.lease(BYTES, N=4 * MIB) as one:
+        device.launch("one", writes=[one.x])
+    with ws.on(ws.stream("other")), ws.lease(BYTES, N=4 * MIB) as one, ws.lease(OTHER, N=9 * MIB) as other:
+        device.launch("both", writes=[one.x, other.y])
 
 
-def locked(strategy: str) -> tuple[Any, Workspace]:
+def locked(strategy: str) -> tuple[Device, Workspace]:
     device, ws = scene(strategy)
     ws.declare(BYTES, N=4 * MIB)
     ws.declare(OTHER, N=9 * MIB)
@@ -46,7 +47,7 @@ CASES = [
 @pytest.mark.parametrize(("strategy", "program"), CASES)
 def test_what_was_declared_fits(strategy: str, program: Any) -> None:
     device, ws = locked(strategy)
-    program(ws)
+    program(device, ws)
     assert device.verdict() == "SAFE"
 
 
@@ -55,7 +56,7 @@ def test_cut_behind_what_waits_on_shelves_it_would_not(
     strategy: str, program: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Control: shelves are emptied only once nothing fits."""
-    _, ws = locked(strategy)
+    device, ws = locked(strategy)
     monkeypatch.setattr(ws.provider, "_largest_declared", 0)
     with pytest.raises(CapacityError):
-        program(ws)
+        program(device, ws)

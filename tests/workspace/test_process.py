@@ -76,8 +76,8 @@ def test_a_graph_is_not_replayed_in_a_forked_child() -> None:
     """Nor released by its end: the device's objects are the parent's."""
     device, ws = scene(reserve=MIB)
     main = ws.stream("main")
-    with ws.on(main), ws.capture() as capture, ws.lease(BYTES, N=64):
-        pass
+    with ws.on(main), ws.capture() as capture, ws.lease(BYTES, N=64) as scratch:
+        device.launch("captured", writes=[scratch.x])
 
     def check() -> None:
         with pytest.raises(ProcessError):
@@ -120,8 +120,8 @@ def test_nothing_of_a_forked_child_reaches_the_parents_device() -> None:
     device, ws = scene("event_fenced", reserve=MIB)
     main, raw = ws.stream("main"), device.new_raw_stream("raw")
     with ws.on(main):
-        with ws.capture() as capture, ws.lease(BYTES, N=64):
-            pass
+        with ws.capture() as capture, ws.lease(BYTES, N=64) as scratch:
+            device.launch("captured", writes=[scratch.x])
         event, staging, lease = ws.event(), ws.staging("s", 64), ws.acquire(BYTES, N=64)
         event.record()
     before = device.counters.copy()

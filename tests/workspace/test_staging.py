@@ -187,4 +187,5 @@ def test_virtual_memory_takes_uploads() -> None:
     layout = Layout("large", x=spec("N", dtype=torch.float16))
     with ws.lease(layout, N=MIB) as lease, ws.staging("ids", 2 * MIB).fill() as slot:
         slot.upload(lease.x)
+        device.launch("reader", reads=[lease.x])
     assert device.verdict() == "SAFE" and device.counters["upload"] == 1
