@@ -16,13 +16,19 @@ import workspace
 from examples.porting.after import After, Unjoined
 from examples.porting.before import HIDDEN, Before, Weights, angles
 from examples.porting.serving import Graphed, micro_batches, reserve, run
-from workspace import simulated
+from workspace import WorkspaceError, simulated
 
 TOKENS, LAYERS = 64, 2
 STRATEGIES = ("caching", "event_fenced", "per_stream")
 CPU = torch.device("cpu")
 DEFAULT = 0
 """The default stream's key."""
+
+
+def placed(name: str) -> torch.device:
+    """The device of that name; a typed error where there is none."""
+    workspace.create("caching", device=name).close()
+    return torch.device(name)
 
 
 def weights(device: torch.device) -> list[Weights]:
@@ -80,7 +86,7 @@ def served(device: torch.device, x: torch.Tensor) -> Iterator[tuple[str, torch.T
 
 
 def main(name: str = "cpu") -> None:
-    device = torch.device(name)
+    device = placed(name)
     x = tokens(TOKENS, device)
     expected = before(device, x)
 
@@ -101,5 +107,10 @@ def main(name: str = "cpu") -> None:
 
 
 if __name__ == "__main__":
-    with torch.inference_mode():
-        main(*sys.argv[1:])
+    if len(sys.argv) > 2:
+        raise SystemExit("usage: python -m examples.porting [cuda]")
+    try:
+        with torch.inference_mode():
+            main(*sys.argv[1:])
+    except WorkspaceError as error:
+        raise SystemExit(f"{type(error).__name__}: {error}") from None

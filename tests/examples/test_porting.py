@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -11,17 +13,18 @@ import pytest
 import torch
 
 import workspace
-from examples.porting.__main__ import CPU, STRATEGIES, main, tokens, weights
-from examples.porting.after import MIXTURE, STEP, After
-from examples.porting.before import TOP_K, Before, angles
+from examples.porting.__main__ import CPU, STRATEGIES, layers, main, tokens, weights
+from examples.porting.after import MIXTURE, STEP, After, Unjoined
+from examples.porting.before import TOP_K, Before, angles, swiglu
 from examples.porting.serving import offload, reduced, reserve, run
 from workspace import simulated
-from workspace.errors import WorkspaceError
+from workspace.errors import Unsupported, WorkspaceError
+from workspace.testing import leasecheck
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/porting.md").read_text(encoding="utf-8")
 EXAMPLE = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "examples/porting").glob("*.py")}
-MISTAKES = dict(re.findall(r"^\| (.*?) \| `\w+`: (.*?) \|$", PAGE, flags=re.MULTILINE))
+MISTAKES = dict(re.findall(r"^\| (.*?) \| `(?!RuntimeError)\w+`: (.*?) \|$", PAGE, flags=re.MULTILINE))
 
 
 def blocks(language: str) -> list[str]:
@@ -56,6 +59,46 @@ def test_the_example_prints_what_the_page_shows(capsys: pytest.CaptureFixture[st
     assert set(shown.splitlines()) <= set(printed.splitlines())
     assert printed.count("largest difference 0") == 6
     assert "After: SAFE" in printed and "Unjoined: UNSAFE" in printed
+
+
+def test_the_race_is_explained_by_its_own_numbers() -> None:
+    """The paragraph below the report says what stands in it."""
+    report = blocks("text")[1]
+    first, second = re.findall(r"at (\d+)$", report, re.MULTILINE)
+    known, needed = re.findall(r"up to (\d+), needs (\d+)", report)[0]
+    assert first == needed and known == "0"
+    for said in (f"number {first} on stream 1", f"number {second} on stream 0", "`up to 0`", f"`needs {needed}`"):
+        assert said in PAGE.replace("\n", " ")
+
+
+@pytest.mark.parametrize(("strategy", "verdict"), zip(STRATEGIES, ("SAFE", "UNSAFE", "UNSAFE"), strict=True))
+def test_a_forgotten_join_is_seen_under_a_pool(strategy: str, verdict: str) -> None:
+    """Under caching the lease itself waits, as the page says; the joined layer is safe under each."""
+    for kind, wanted in ((Unjoined, verdict), (After, "SAFE")):
+        device = simulated.Device(execution="deferred", schedule=simulated.StreamFirst(0))
+        ws = workspace.create(strategy, device=device)
+        with torch.inference_mode(), device:
+            run(ws, layers(kind, ws, CPU), tokens(8, CPU))
+            ws.synchronize()
+        assert device.verdict() == wanted
+
+
+def test_leasecheck_takes_a_registered_op() -> None:
+    """And a function that is none is refused, as the page says."""
+    assert leasecheck(torch.ops.aten.add.out, (torch.ones(3), torch.ones(3)), {"out": torch.empty(3)}) == []
+    with pytest.raises(Unsupported):
+        leasecheck(swiglu, (torch.ones(2, 4),))
+
+
+@pytest.mark.parametrize("arguments", [["cuda"], ["nonsense"], ["cpu", "cpu"]], ids=" ".join)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there_is_said_in_a_line(arguments: list[str]) -> None:
+    """Without a traceback."""
+    command = [sys.executable, "-m", "examples.porting", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    said = {"cuda": "Unsupported: ", "nonsense": "DeviceError: device 'nonsense' is not known", "cpu": "usage: "}
+    assert done.returncode == 1 and done.stderr.splitlines()[-2:][0].startswith(said[arguments[0]])
+    assert "Traceback" not in done.stderr and not done.stdout
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -178,3 +221,15 @@ def test_each_mistake_is_refused_as_the_page_says(mistake: str, made: Callable[[
             made(workspace.create("event_fenced", device=device))
     assert MISTAKES[mistake] in plain(str(caught.value))
     assert f"| `{type(caught.value).__name__}`: {MISTAKES[mistake]} |" in PAGE
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_an_out_of_another_shape_is_torchs_to_refuse(strategy: str) -> None:
+    """A larger result is an error in torch's words; a smaller one cuts the tensor short."""
+    with torch.inference_mode(), workspace.create(strategy, device="cpu").lease(STEP, T=4) as step:
+        with pytest.raises(RuntimeError) as caught:
+            torch.mm(torch.ones(4, 8), torch.ones(8, 512), out=step.hidden)
+        assert f"| `RuntimeError`: {caught.value} |" in PAGE
+        torch.mm(torch.ones(3, 8), torch.ones(8, 256), out=step.hidden)
+        assert step.hidden.shape == (3, 256) and "cut short in place" in PAGE
