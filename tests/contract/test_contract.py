@@ -9,7 +9,7 @@ from workspace.testing import Cell, cells
 
 @pytest.mark.parametrize("cell", cells(controls=False), ids=str)
 def test_strategy_keeps_scenario(cell: Cell) -> None:
-    """Right data under every schedule, a SAFE verdict, and what is refused refused by name."""
+    """Right data under every schedule, nothing from the clock check, and what is refused refused by name."""
     cell.check()
 
 

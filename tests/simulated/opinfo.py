@@ -89,9 +89,10 @@ def check(case: Case, rule: str) -> str:
             expected = attempt(case, eager, seed)
         with_device = attempt(case, deferred, seed, device)
         wrong = compare(expected, with_device, rule) or compare(eager, deferred, rule)
-        verdict = "UNKNOWN" if rule == "opaque" else "SAFE"
-        if not wrong and device.verdict() not in (verdict, "SAFE"):
-            wrong = f"verdict {device.verdict()}: {device.judge and device.judge.unmodelled}"
+        assert device.judge is not None
+        unmodelled = [] if rule == "opaque" else list(device.judge.unmodelled)
+        if not wrong and (device.races() or unmodelled):
+            wrong = f"verdict {device.verdict()}: {unmodelled}"
         if wrong:
             return f"{case}, sample {seed}: {wrong}"
     return ""

@@ -306,15 +306,17 @@ def test_device_synchronisation_covers_streams_that_are_gone(device: Device, syn
 
 
 def test_without_a_log_the_verdict_is_unknown() -> None:
-    assert Device(memory="virtual", log=False).verdict() == "UNKNOWN"
+    device = Device(memory="virtual", log=False)
+    device.launch("a")
+    assert device.verdict() == "UNKNOWN" and device.reasons() == ["the device keeps no log"]
 
 
 def test_something_not_modelled_makes_a_safe_run_unknown_and_leaves_an_unsafe_one(device: Device) -> None:
-    assert device.verdict() == "SAFE"
-    device.unknown("an opaque kernel")
-    assert device.verdict() == "UNKNOWN"
     x = device.empty((KIB,), torch.uint8)
     device.launch("a", writes=[x], stream=device.new_stream())
+    assert device.verdict() == "SAFE" and device.reasons() == []
+    device.unknown("an opaque kernel")
+    assert device.verdict() == "UNKNOWN" and device.reasons() == ["an opaque kernel"]
     device.launch("b", writes=[x], stream=device.new_stream())
     assert device.verdict() == "UNSAFE"
     assert isinstance(device.races()[0], Race)

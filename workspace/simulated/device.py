@@ -21,13 +21,12 @@ not depend on the schedule.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from workspace.errors import DeviceError
 from workspace.simulated.capturing import Capturing
 from workspace.simulated.driver import SimulatedDriver
 from workspace.simulated.engine import Execution
-from workspace.simulated.judge import Verdict
 from workspace.simulated.memory import Kind
 from workspace.simulated.node import Node
 from workspace.simulated.race import Race
@@ -44,6 +43,14 @@ if TYPE_CHECKING:
 FINISHED = Node(0, 0, {}, "launch", "finished")
 """What `launch` returns when nobody will ask about the node: no log, and it has run."""
 FINISHED.done = True
+
+UNSHOWN = (
+    "no operation was shown to the device: run torch's inside `with device:` on one of execution='deferred', or pass "
+    "each to device.launch"
+)
+"""Fills and uploads of the library are none: it makes them without `with device:`, too."""
+
+Verdict = Literal["SAFE", "UNSAFE", "UNKNOWN"]
 
 
 class Device(Capturing):
@@ -210,14 +217,22 @@ class Device(Capturing):
             return [] if self.judge is None else self.judge.races()
 
     def verdict(self) -> Verdict:
-        """``UNSAFE`` with a race, ``UNKNOWN`` without a log or with something not modelled, else ``SAFE``.
+        """``UNSAFE`` with a race, ``UNKNOWN`` for any of the `reasons`, else ``SAFE``.
 
         It speaks of the accesses the device was shown: operations of torch with ``execution="deferred"`` and inside
-        ``with device:``, others where they are passed to `launch`. A device that was shown nothing says ``SAFE``, so
-        where ``with device:`` may have been left out, see that ``device.counters["launch"]`` is not 0.
+        ``with device:``, others where they are passed to `launch`. Where no operation was, it is ``UNKNOWN``.
         """
         with self.lock:
-            return "UNKNOWN" if self.judge is None else self.judge.verdict()
+            if self.races():
+                return "UNSAFE"
+            return "UNKNOWN" if self.reasons() else "SAFE"
+
+    def reasons(self) -> list[str]:
+        """Why it is not ``SAFE`` where no race was found: no log, things not modelled, no operation shown."""
+        with self.lock:
+            if self.judge is None:
+                return ["the device keeps no log"]
+            return [*self.judge.unmodelled, *([] if self.counters["launch"] else [UNSHOWN])]
 
     def driver(self) -> SimulatedDriver:
         """The seam's view of this device, always the same object."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from workspace.simulated.access import AccessLog
 from workspace.simulated.frontier import Conflict
@@ -16,7 +16,6 @@ from workspace.simulated.race import Access, Race, frames, touched
 if TYPE_CHECKING:
     from workspace.simulated.graph import SimulatedGraph
 
-Verdict = Literal["SAFE", "UNSAFE", "UNKNOWN"]
 MOST_ALIKE = 16
 """Races of the same labels and streams on different bytes that are kept; more are counted with the first of them."""
 
@@ -43,12 +42,6 @@ class Judge:
 
     def races(self) -> list[Race]:
         return [race for alike in self._races.values() for race in alike.values()]
-
-    def verdict(self) -> Verdict:
-        """UNSAFE with a race, UNKNOWN if something was not modelled, else SAFE."""
-        if self._races:
-            return "UNSAFE"
-        return "UNKNOWN" if self.unmodelled else "SAFE"
 
     def settle(self, address: int, nbytes: int, point: Point) -> None:
         """The allocator saw everything up to `point` complete before it handed these bytes out again.

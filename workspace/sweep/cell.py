@@ -132,5 +132,5 @@ def _counters(ws: Any) -> Counter[str]:
 def _judge(device: JudgedDevice) -> Judgement:
     races = device.races()
     verdict = device.verdict()
-    first = str(races[0]) if races else "; ".join(device.judge.unmodelled if device.judge else ())
+    first = str(races[0]) if races else "; ".join(device.reasons())
     return Judgement(verdict, len(races), device.accesses, first)

@@ -275,10 +275,15 @@ class Bench(ABC):
     def verdict(self) -> str:
         """``SAFE``, ``UNSAFE`` or ``UNKNOWN``."""
 
+    @abstractmethod
+    def objection(self) -> str:
+        """A race so far, or what was not modelled; empty for neither. A scenario may be about no operation at all."""
+
     def no_race(self) -> None:
-        """Require that nothing so far raced."""
+        """Require that nothing so far raced, and that everything shown was modelled."""
         if self.judged:
-            require(self.verdict() == "SAFE", f"the clock check says {self.verdict()}")
+            objection = self.objection()
+            require(not objection, f"the clock check says {self.verdict()}: {objection}")
 
     # -- life ------------------------------------------------------------------------------------------------
     def cleanup(self, step: Callable[[], None]) -> None:

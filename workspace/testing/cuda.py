@@ -359,6 +359,9 @@ class CudaBench(Bench):
     def verdict(self) -> str:
         return "UNKNOWN"
 
+    def objection(self) -> str:
+        return ""
+
     def close(self) -> None:
         super().close()
         self.settle()

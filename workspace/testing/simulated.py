@@ -249,6 +249,11 @@ class SimulatedBench(Bench):
     def verdict(self) -> str:
         return self.device.verdict()
 
+    def objection(self) -> str:
+        for race in self.device.races():
+            return str(race)
+        return "; ".join(self.device.judge.unmodelled if self.device.judge else ())
+
 
 def extent(tensor: Any) -> tuple[int, int]:
     """First byte and bytes of a tensor, or of a slot's."""
