@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from workspace import simulated
+from workspace import Layout, create, simulated, spec
 from workspace.errors import DriverError, Unsupported
 
 
@@ -347,6 +347,30 @@ def test_in_place_views_run_at_once(device: simulated.Device) -> None:
         assert x.shape == (1, 3, 2)
         y = x + 0
     assert y[0, 2].tolist() == [2, 5]
+
+
+GROWING: dict[str, Callable[[torch.Tensor], object]] = {
+    "out=": lambda q: torch.mm(torch.ones(3, 2), torch.ones(2, 11), out=q),
+    "out= of a mask": lambda q: torch.masked_select(torch.ones(33), torch.ones(33) > 0, out=q),
+    "resize_": lambda q: q.resize_(33),
+}
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("way", GROWING)
+@pytest.mark.parametrize("strategy", ["caching", "event_fenced", "per_stream"])
+def test_bytes_of_a_pool_do_not_grow(strategy: str, way: str, device: simulated.Device) -> None:
+    """They are part of a slab: torch refuses, as without the device. What the allocator handed out grows."""
+    ws = create(strategy, device=device)
+    with torch.inference_mode(), device, ws.lease(Layout("part", q=spec("T", 8, dtype=torch.float32)), T=4) as lease:
+        if strategy == "caching":
+            tensor = lease.q.tensor()
+            GROWING[way](tensor)
+            assert tensor.numel() == 33
+            return
+        with pytest.raises(RuntimeError, match="storage that is not resizable"):
+            GROWING[way](lease.q)
+        assert lease.q.shape == (4, 8)
 
 
 def test_an_out_tensor_of_the_wrong_size_is_resized_at_the_call(device: simulated.Device) -> None:

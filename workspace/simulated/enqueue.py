@@ -99,11 +99,18 @@ class Enqueueing:
             kwargs[key].resize_(spec.shape)
 
     def _make_room(self, tensor: torch.Tensor, shape: torch.Size) -> None:
-        """Storage of the device large enough for `shape`; the bytes there were move with the tensor."""
+        """Storage of the device large enough for `shape`; the bytes there were move with the tensor.
+
+        Raises what torch raises where the storage is not the allocator's own, but bytes that somebody lends.
+        """
         offset = tensor.storage_offset()
         room = tensor.untyped_storage().nbytes() // tensor.element_size() - offset
         if shape.numel() <= room:
             return
+        storage = tensor.untyped_storage()
+        block = self.device.allocator.at(storage.data_ptr())
+        if not (storage.resizable() or (block is not None and block.tensor)):
+            raise RuntimeError("Trying to resize storage that is not resizable")
         results = Results(self.device, self.aliases, self.device.current_stream())
         fresh = results.make(TensorSpec(torch.empty(shape.numel(), dtype=tensor.dtype, device="meta")))
         self.device.launch("poison", (), results.spans, Poison(results.fills, results.tensors))
