@@ -37,8 +37,8 @@ Ref Order::capture_of(const Ref& key) {
 }
 
 Clock* Order::clock(const Ref& stream) {
-  PyObject* const found = stream ? parts.stream_.clock.peek(stream.get()) : nullptr;
-  if (Clock::is_one(found)) return Clock::of(found);
+  const Ref found = parts.stream_.clock.get(stream);
+  if (Clock::is_one(found.get())) return Clock::of(found.get());  // the stream keeps it
   PyErr_SetString(PyExc_TypeError, "a stream of the timeline has no clock");
   return nullptr;
 }

@@ -82,6 +82,23 @@ def test_a_write_outside_the_lease_is_found_at_its_release(strategy: str, where:
         pass
 
 
+@pytest.mark.parametrize("strategy", BLOCKS)
+@pytest.mark.parametrize("guarded", [True, False])
+def test_an_out_that_torch_resized_is_found_and_put_right(strategy: str, guarded: bool) -> None:
+    """Control: without guard bands the next lease gets the tensor as it was left."""
+    _, ws = host(strategy, guard=256 if guarded else 0)
+    layout = Layout("rows", x=spec(4, 8, dtype=torch.float32), y=spec(2, dtype=torch.float32))
+    lease = ws.acquire(layout)
+    lease.x.resize_(3, 8)  # as an op that writes three rows does, with no more than a warning
+    if guarded:
+        with pytest.raises(GuardError, match=r"'x' of the lease of rows, .* was given the shape \(3, 8\) in"):
+            lease.release()
+    else:
+        lease.release()
+    with ws.lease(layout) as again:
+        assert tuple(again.x.shape) == ((4, 8) if guarded else (3, 8)) and again.y.shape == (2,)
+
+
 @pytest.mark.parametrize("align", [16, 4096])
 def test_bands_touch_no_payload(align: int) -> None:
     """They lie outside the tensors, whatever the alignment."""

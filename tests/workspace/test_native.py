@@ -376,3 +376,23 @@ def test_everything_passes_on_the_python_form_as_well() -> None:
         "'tests/contract']))"
     )
     assert " passed" in (printed := interpreter(code, "0")) and " failed" not in printed and " error" not in printed
+
+
+@cpp
+@pytest.mark.parametrize("what", ["lease", "fork"])
+def test_what_is_no_stream_is_refused(what: str) -> None:
+    """Where a stream was put out of its place, neither form reads it as one."""
+    ws = workspace.create("caching", device="cpu")
+    other = ws.stream("other")
+    with torch.no_grad():
+        if what == "lease":
+            lease = ws.acquire(PAIR, T=4)
+            lease.stream = 5
+            with pytest.raises((TypeError, AttributeError)):
+                lease.release()
+        else:
+            fork = ws.fork(other)
+            fork.__enter__()
+            fork._branches = (5,)
+            with pytest.raises((TypeError, AttributeError)):
+                fork.__exit__(None, None, None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from workspace.adaptors.adaptor import Adaptor
 from workspace.block import Block
 from workspace.errors import GuardError
@@ -17,6 +19,9 @@ class Guard(Adaptor):
     """Writes the bands at acquire; at release synchronises the acquirer's stream and compares them (debugging only).
 
     Inside a capture nothing can be read back: the bands are written, and a replay's damage shows in what lies there.
+
+    A tensor that was given another shape in place, as torch does to an ``out=`` of too many rows, is found as well, and
+    put right: the next lease of its layout would have got it so.
     """
 
     def __init__(self, inner: WorkspaceProvider, timeline: Timeline) -> None:
@@ -38,8 +43,10 @@ class Guard(Adaptor):
         return block
 
     def give_back(self, block: Block | None, stream: Stream) -> None:
+        damage = _reshaped(block) if block is not None else None
         try:
-            damage = self._damage(block, stream) if block is not None else None
+            if block is not None and damage is None:
+                damage = self._damage(block, stream)
         finally:
             self.inner.give_back(block, stream)
         if damage is not None:
@@ -71,3 +78,21 @@ class Guard(Adaptor):
         end = start + request.payload
         bands = [(start - request.lead, request.lead), (end, min(request.lead, block.nbytes - end))]
         return [(offset, nbytes) for offset, nbytes in bands if nbytes > 0]
+
+
+def _reshaped(block: Block) -> GuardError | None:
+    request = block.request
+    if request is None:
+        return None
+    wrong: GuardError | None = None
+    for extent, tensor in zip(request.extents, block.views.get(request, []), strict=False):
+        shape, found = tuple(extent.shape), tuple(tensor.shape)
+        if found != shape:
+            tensor.as_strided_(shape, torch.empty(shape, device="meta").stride())
+            wrong = wrong or GuardError(
+                f"{extent.name!r} of the lease of {request.owner}, of shape {shape}, was given the shape {found} in "
+                "place",
+                "pass an op an out of the very shape that it writes, such as a slice of the tensor",
+                owner=request.owner, tensor=extent.name, shape=found,
+            )  # fmt: skip
+    return wrong
