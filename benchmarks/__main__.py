@@ -5,12 +5,13 @@ Exits with 1 when a target is missed.
 
 from __future__ import annotations
 
-import sys
+import ast
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import attrs
+import click
 from rich.console import Console
 from rich.table import Table
 
@@ -18,13 +19,37 @@ from benchmarks.figure import Figure
 from workspace.sweep.report import provenance, write_json
 
 NAMES = ("steady_state", "fork_join", "trace_memory", "trace_scale", "model_cost")
-RESULTS = Path(__file__).parent / "results" / "cpu"
+APART = ("proof", "kernels", "decode_step", "first_run")
+"""Commands of their own, with their own options."""
+FOLDER = Path(__file__).parent
+RESULTS = FOLDER / "results" / "cpu"
 
 
-def main(names: list[str]) -> int:
-    """Run the named benchmarks, or all."""
+def _about(name: str) -> str:
+    """The first line of a benchmark's docstring, without importing it."""
+    text = ast.get_docstring(ast.parse((FOLDER / f"{name}.py").read_text(encoding="utf-8"))) or ""
+    return text.partition("\n")[0]
+
+
+LISTED = "\n\n".join(f"{name}: {_about(name)}" for name in NAMES)
+ELSEWHERE = ", ".join(f"python -m benchmarks.{name}" for name in APART)
+
+
+@click.command(epilog=f"{LISTED}\n\nCommands of their own: {ELSEWHERE}.")
+@click.argument("names", nargs=-1, metavar="[NAME]...", type=click.Choice(NAMES))
+@click.pass_context
+def main(context: click.Context, names: tuple[str, ...]) -> None:
+    """Measure on the CPU, print, and write benchmarks/results/cpu/NAME.json and .md: the named benchmarks, or all.
+
+    Exits with 1 when a target is missed.
+    """
+    context.exit(run(names or NAMES))
+
+
+def run(names: tuple[str, ...]) -> int:
+    """Run benchmarks; 1 when a target is missed."""
     missed = 0
-    for name in names or NAMES:
+    for name in names:
         module = import_module(f"benchmarks.{name}")
         figures = module.figures()
         made = provenance()
@@ -65,4 +90,4 @@ def _write(name: str, about: str, figures: list[Figure], made: dict[str, Any]) -
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(prog_name="python -m benchmarks")
