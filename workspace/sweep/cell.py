@@ -1,16 +1,9 @@
-"""Measure one cell: a timed replay for the host cost, a judged one for bytes, fences, calls and races, real numbers.
-
-The host cost of a step is the thread's CPU time of ``Runner.run(step)``: the model's Python, the framework
-(acquire, release, forks, fences, graphs), the simulated device's stand-ins for launch, record and wait, and a
-``torch.empty`` on the CPU for each allocation. It leaves out the operations themselves, the access log and
-garbage collection. It is not the time of the same step with CUDA: compare strategies by the ratio in one run.
-"""
+"""Measure one cell: timed replays for the host cost, a judged one for bytes, fences, calls and races, real numbers."""
 
 from __future__ import annotations
 
-import gc
-import time
 from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -18,14 +11,15 @@ import attrs
 import torch
 
 from workspace.errors import WorkspaceError
-from workspace.sweep.devices import JudgedDevice, Sampler, TimedDevice
+from workspace.sweep.devices import JudgedDevice, Sampler
 from workspace.sweep.execute import execute
+from workspace.sweep.host_time import HostTime
 from workspace.sweep.plan import Cell, Replay
 from workspace.sweep.result import Bytes, Judgement, Refused, Result, Sample
 from workspace.sweep.session import open_session
 from workspace.sweep.setup import workspace_of
+from workspace.sweep.workload import Session, Step
 
-REPEATS = 2
 DETAIL = 120
 
 session_of = cache(open_session)
@@ -44,10 +38,16 @@ def measure(replay: Replay, cell: Cell, allow_unsafe: bool, sampled: bool) -> Re
     """
     try:
         with torch.no_grad():
-            result = _measure(replay, cell, allow_unsafe, sampled)
-            if replay.schedules:
-                result = attrs.evolve(result, numbers=execute(replay, cell, allow_unsafe))
-            return result
+            session = session_of(replay)
+            steps = list(session.steps(replay.steps))
+            host = HostTime(session, replay, cell, allow_unsafe, steps)
+            host.replay()
+            result = _judged(session, replay, cell, allow_unsafe, sampled, steps)
+            host.replay()
+            numbers = execute(replay, cell, allow_unsafe) if replay.schedules else None
+            host.replay()
+            host.close()
+            return attrs.evolve(result, host_us=host.us, host_replays_us=host.replays_us, numbers=numbers)
     except WorkspaceError as error:
         return Refused(cell, error.problem, error.remedy)
     except Exception as error:
@@ -55,10 +55,10 @@ def measure(replay: Replay, cell: Cell, allow_unsafe: bool, sampled: bool) -> Re
         raise
 
 
-def _measure(replay: Replay, cell: Cell, allow_unsafe: bool, sampled: bool) -> Result:
-    session = session_of(replay)
-    steps = list(session.steps(replay.steps))
-    host_us = _timed(session, replay, cell, allow_unsafe, steps)
+def _judged(
+    session: Session, replay: Replay, cell: Cell, allow_unsafe: bool, sampled: bool, steps: Sequence[Step]
+) -> Result:
+    """All but the host's time and real numbers."""
     device = JudgedDevice(replay.seed)
     ws = workspace_of(cell, device, allow_unsafe, statistics=True)
     runner = session.prepare(ws, cell.mode, cell.aux_streams, cell.micro_batches)
@@ -92,34 +92,13 @@ def _measure(replay: Replay, cell: Cell, allow_unsafe: bool, sampled: bool) -> R
         ),
         counters=dict(counters),
         driver_calls=dict(calls),
-        host_us=host_us,
+        host_us=0.0,
         judgement=_judge(device),
         envelope=envelope,
         detail=detail,
     )
     ws.close()
     return result
-
-
-def _timed(session: Any, replay: Replay, cell: Cell, allow_unsafe: bool, steps: list[Any]) -> float:
-    """Mean over the steps of the least host time of `REPEATS` replays, in us."""
-    device = TimedDevice(memory="virtual", seed=replay.seed, log=False)
-    ws = workspace_of(cell, device, allow_unsafe, statistics=False)
-    runner = session.prepare(ws, cell.mode, cell.aux_streams, cell.micro_batches)
-    least = [float("inf")] * len(steps)
-    gc.collect()
-    gc.disable()
-    try:
-        for _ in range(REPEATS):
-            for index, step in enumerate(steps):
-                began = time.thread_time_ns()
-                runner.run(step)
-                least[index] = min(least[index], (time.thread_time_ns() - began) / 1000)
-    finally:
-        gc.enable()
-    runner.close()
-    ws.close()
-    return sum(least) / len(least)
 
 
 def _counters(ws: Any) -> Counter[str]:

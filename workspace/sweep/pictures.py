@@ -76,7 +76,8 @@ def draw_bytes(results: Sequence[Result], safe: Mapping[str, bool], title: str, 
         axes[-1][1].set_xlabel("operations enqueued in the step")
         patches = [Patch(color=colour, label=owner) for owner, colour in owners.items()]
         line = Line2D([], [], color=INK, linewidth=1.2, label="held (where in range)")
-        figure.legend(handles=[*patches, line], loc="outside lower center", ncols=5)
+        drawn = [line] if any(panel.lines for panel in axes.flat) else []
+        figure.legend(handles=[*patches, *drawn], loc="outside lower center", ncols=5)
         figure.suptitle(title)
         figure.savefig(path)
         pyplot.close(figure)
@@ -138,7 +139,7 @@ def draw_comparison(results: Sequence[Result], title: str, path: Path) -> None:
             hollow: Any = {"mfc": "white", "mec": EDGES[verdict], "mew": 2}
             handles.append(Line2D([], [], marker="o", ls="", ms=8, label=f"hollow: {verdict}", **hollow))
         figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
-        figure.suptitle(title)
+        figure.suptitle(f"{title}\nlower left is better")
         figure.savefig(path)
         pyplot.close(figure)
 

@@ -94,7 +94,9 @@ class Result:
     bytes, counters, driver_calls
         Over the replay, without what preparing the model took.
     host_us
-        Host time of one step in us: mean over steps of the least of the repeats; see `workspace.sweep.cell`.
+        Host time of one step in us: mean over steps of the least of three replays; see `workspace.sweep.host_time`.
+    host_replays_us
+        The mean over steps of each of the three; how far they lie apart.
     judgement
         Of the replay and the preparation together.
     envelope
@@ -116,6 +118,7 @@ class Result:
     envelope: tuple[Sample, ...] = ()
     detail: tuple[Sample, ...] = ()
     numbers: Numbers | None = None
+    host_replays_us: tuple[float, ...] = ()
 
     @property
     def sound(self) -> bool:

@@ -65,7 +65,7 @@ ABOUT = (
     ("fences", "fences: per step."),
     ("elided", "elided: uses on other streams that needed no fence, per step."),
     ("record", "record, wait, alloc, replay: driver calls per step."),
-    ("host us", "host us: CPU time per step, without the operations themselves."),
+    ("host us", "host us: CPU time per step, without the operations themselves: each step's least of three replays."),
     ("ratio", "ratio: to caching in the same setting."),
     ("bits", "bits: schedules under which real numbers are those of caching, bit for bit, of all that were tried."),
     ("races / accesses", "races: pairs of accesses that no edge orders."),
