@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,23 @@ def drawn(monkeypatch: pytest.MonkeyPatch, path: Path, reserved: int) -> Any:
     return figures[0]
 
 
+def compared(
+    monkeypatch: pytest.MonkeyPatch,
+    path: Path,
+    *verdicts: str,
+    names: Sequence[str] = ("caching",),
+    title: str = "title",
+) -> Any:
+    """The figure of `draw_comparison`."""
+    figures: list[Any] = []
+    monkeypatch.setattr(pictures.pyplot, "close", figures.append)
+    results = [result(name, 1.0, verdict) for name in names for verdict in verdicts]
+    pictures.draw_comparison(results, title, path / "comparison.png")
+    monkeypatch.undo()
+    pictures.pyplot.close(figures[0])
+    return figures[0]
+
+
 @pytest.mark.parametrize(("reserved", "lines"), [(5, 1), (500, 0)])
 def test_bytes_held_are_drawn_only_in_range(
     reserved: int, lines: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -49,14 +67,33 @@ def test_unsafe_strategies_are_marked(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def test_a_comparison_says_which_end_is_better(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Both axes are costs."""
-    figures: list[Any] = []
-    monkeypatch.setattr(pictures.pyplot, "close", figures.append)
-    pictures.draw_comparison([result("caching", 1.0, "SAFE")], "title", tmp_path / "comparison.png")
-    monkeypatch.undo()
-    pictures.pyplot.close(figures[0])
-    (panel,) = figures[0].axes
+    figure = compared(monkeypatch, tmp_path, "SAFE")
+    (panel,) = figure.axes
     assert (panel.get_xlabel(), panel.get_ylabel().splitlines()[-1]) == ("host time per step, ms", "peak held, GiB")
-    assert "lower left is better" in figures[0].get_suptitle()
+    assert "lower left is better" in figure.get_suptitle()
+
+
+@pytest.mark.parametrize("verdict", ["SAFE", "UNSAFE", "UNKNOWN"])
+def test_a_legend_explains_the_verdicts_there_are(
+    verdict: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (legend,) = compared(monkeypatch, tmp_path, verdict).legends
+    labels = [text.get_text() for text in legend.get_texts()]
+    assert labels == ["caching"] + [f"hollow: {verdict}"] * (verdict != "SAFE")
+
+
+def test_the_narrowest_comparison_shows_its_title_and_legend_whole(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One mode, five strategies, two verdicts and the description of a session: nothing leaves the picture."""
+    names = ["caching", "event_fenced", "per_stream", "upstream", "unfenced"]
+    figure = compared(
+        monkeypatch, tmp_path, "UNSAFE", "UNKNOWN", names=names, title=f"title\n{'describes it all ' * 6}"
+    )
+    edge = figure.bbox
+    for artist in (figure._suptitle, *figure.legends):
+        box = artist.get_window_extent()
+        assert edge.x0 <= box.x0 and box.x1 <= edge.x1 and edge.y0 <= box.y0 and box.y1 <= edge.y1
 
 
 def test_micro_batches_are_counted_in_words() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import matplotlib
@@ -23,6 +24,8 @@ GREY, INK, RED = "#BBBBBB", "#222222", "#C00000"
 OTHERS = "other owners"
 EDGES = {"SAFE": INK, "UNSAFE": RED, "UNKNOWN": GREY}
 MIB, GIB = 1 << 20, 1 << 30
+ENTRY, LETTERS = 1.6, 11
+"""Width of a legend's entry in inches, and letters of a title in an inch, with room to spare."""
 
 STYLE: Any = {
     "figure.dpi": 130,
@@ -115,9 +118,10 @@ def draw_comparison(results: Sequence[Result], title: str, path: Path) -> None:
     modes = list(dict.fromkeys(mode for mode, _, _ in settings))
     names = list(dict.fromkeys(result.cell.strategy for result in results))
     looks = {name: (PALETTE[index % len(PALETTE)], SHAPES[index % len(SHAPES)]) for index, name in enumerate(names)}
+    width = 1.2 + 2.6 * len(modes)
     with pyplot.rc_context(STYLE):
         figure, axes = pyplot.subplots(
-            len(rows), len(modes), figsize=(1.2 + 2.6 * len(modes), 1.7 + 2.5 * len(rows)), sharex=True,
+            len(rows), len(modes), figsize=(width, 1.7 + 2.5 * len(rows)), sharex=True,
             sharey=True, squeeze=False, layout="constrained",
         )  # fmt: skip
         for result in results:
@@ -135,11 +139,12 @@ def draw_comparison(results: Sequence[Result], title: str, path: Path) -> None:
             Line2D([], [], marker=shape, ls="", color=colour, mec=INK, ms=8, label=name)
             for name, (colour, shape) in looks.items()
         ]
-        for verdict in ("UNSAFE", "UNKNOWN"):
+        for verdict in sorted({result.judgement.verdict for result in results} - {"SAFE"}):
             hollow: Any = {"mfc": "white", "mec": EDGES[verdict], "mew": 2}
             handles.append(Line2D([], [], marker="o", ls="", ms=8, label=f"hollow: {verdict}", **hollow))
-        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
-        figure.suptitle(f"{title}\nlower left is better")
+        figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), int(width / ENTRY)))
+        lines = (*title.splitlines(), "lower left is better")
+        figure.suptitle("\n".join(fill(line, int(width * LETTERS)) for line in lines))
         figure.savefig(path)
         pyplot.close(figure)
 
