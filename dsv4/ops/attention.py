@@ -156,7 +156,7 @@ def _sparse_attention_prefill(
         [T, P, D] like q; 0 where there is no key.
     """
     queries = wide(q)
-    gathered = torch.cat((wide(keys), queries.new_zeros(1, q.shape[2])))
+    gathered = torch.cat((keys.to(queries.dtype), queries.new_zeros(1, q.shape[2])))
     listed, width = indices.shape[1], q.shape[2]
     for rows in torch.arange(len(q), device=q.device).split(max(1, GATHERED // (listed * width or 1))):
         seen = torch.arange(listed, device=q.device) < lens[rows, None]

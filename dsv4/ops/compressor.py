@@ -83,7 +83,7 @@ def _pool_states(
         there = at >= 0
         at = at.clamp(min=0)
         block = table[request[rows].long()[:, None], at // state.shape[1]].long()
-        kv, score = state[block.clamp(min=0), at % state.shape[1]].chunk(2, 2)
+        kv, score = wide(state[block.clamp(min=0), at % state.shape[1]]).chunk(2, 2)
         if overlap:
             kv, score = (torch.cat((part[:, :ratio, :width], part[:, ratio:, width:]), 1) for part in (kv, score))
         # A row that holds nothing yet may hold anything: neither its score nor its kv may reach the sum.

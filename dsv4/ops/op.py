@@ -170,14 +170,12 @@ class Op:
         try:
             traced = is_compiling() or dispatch_modes()
             made = self._results.traced(inputs, dims) if traced else self._results(inputs, dims)
-        except RuntimeError:
-            if all(map(_dense, inputs)):
+        except KeyError:
+            names = ", ".join(sorted(self.untold)) or "none"
+            raise OpError(f"returning form of {self.name} was given {[*dims]}", f"pass its dims: {names}") from None
+        except (AttributeError, IndexError, RuntimeError, TypeError) as error:
+            if isinstance(error, RuntimeError) and all(map(_dense, inputs)):
                 raise  # no memory
-            return self._dispatched(inputs, None, None)
-        except (AttributeError, IndexError, KeyError) as error:
-            if isinstance(error, KeyError):
-                names = ", ".join(sorted(self.untold)) or "none"
-                raise OpError(f"returning form of {self.name} was given {[*dims]}", f"pass its dims: {names}") from None
             return self._dispatched(inputs, None, None)  # which says what is wrong with them
         fast, count = self._fast, self._count
         if fast is None or is_compiling() or dispatch_modes() or function_modes():

@@ -6,13 +6,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from dsv4.ops import Op, OpError
-from dsv4.ops.argument import ANY
+from dsv4.ops.argument import ANY, FLOAT
 from tests.dsv4.ops.calls import arguments, forms, written
-from tests.dsv4.ops.samples import OPS, WIDTH, sample
+from tests.dsv4.ops.samples import OPS, WIDTH, outs, sample
 from workspace import TensorSpec, WorkspaceError
 
 NAMES = sorted(OPS)
@@ -73,6 +74,35 @@ def test_any_number_may_be_wrong(name: str) -> None:
             assert tried(op, arguments(name) | {key: value}) == len(forms(op))
         for value in ODD[kind] if key != "iterations" else (-1, 0, 1):
             tried(op, arguments(name) | {key: value})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_dtype_that_is_declared_is_taken(name: str) -> None:
+    """Beside activations of each precision; another is refused."""
+    op = OPS[name]
+    for dtype in (torch.float64, torch.bfloat16, torch.float16):
+        inputs = dict(zip(op._scalars, sample(name, dtype), strict=True))
+        for key in [key for key in op.inputs if inputs[key] is not None]:
+            for other in (*FLOAT, torch.uint8, torch.int32, torch.int64, torch.bool):
+                given = inputs | {key: inputs[key].to(other)}
+                made, scratch = outs(name, tuple(given.values()))
+                refused = False
+                try:
+                    op(*given.values(), out=tuple(made) or None, scratch=tuple(scratch) or None)
+                except WorkspaceError:
+                    refused = True
+                if op.inputs[key].dtype == FLOAT:
+                    assert refused == (other not in FLOAT), (key, other)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_no_tensor_is_said_by_name(name: str) -> None:
+    op = OPS[name]
+    for key in op.inputs:
+        for other in (np.zeros((2, 3), np.float32), [1, 2], 3, "x"):
+            for form in forms(op):
+                with pytest.raises(OpError, match=f"{key} of {name} is {type(other).__name__}"):
+                    form(op, arguments(name) | {key: other})
 
 
 def test_a_number_that_is_none_is_named() -> None:
