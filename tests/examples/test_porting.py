@@ -18,7 +18,7 @@ from examples.porting.after import MIXTURE, STEP, After, Unjoined
 from examples.porting.before import TOP_K, Before, angles, swiglu
 from examples.porting.serving import offload, reduced, reserve, run
 from workspace import simulated
-from workspace.errors import Unsupported, WorkspaceError
+from workspace.errors import GuardError, Unsupported, WorkspaceError
 from workspace.testing import leasecheck
 
 ROOT = Path(__file__).parents[2]
@@ -233,3 +233,12 @@ def test_an_out_of_another_shape_is_torchs_to_refuse(strategy: str) -> None:
         assert f"| `RuntimeError`: {caught.value} |" in PAGE
         torch.mm(torch.ones(3, 8), torch.ones(8, 256), out=step.hidden)
         assert step.hidden.shape == (3, 256) and "cut short in place" in PAGE
+    if strategy == "caching":
+        return
+    ws = workspace.create(strategy, device="cpu", guard=256)
+    with torch.inference_mode():
+        with pytest.raises(GuardError), ws.lease(STEP, T=4) as step:
+            torch.mm(torch.ones(3, 8), torch.ones(8, 256), out=step.hidden)
+        with ws.lease(STEP, T=4) as step:
+            torch.mm(torch.ones(3, 8), torch.ones(8, 256), out=step.hidden[:3])
+            assert step.hidden.shape == (4, 256)
