@@ -122,7 +122,7 @@ def strategies() -> None:
     "--workload",
     default="dsv4",
     show_default=True,
-    help="A registered name, or MODULE:CLASS, as workspace/sweep/workload.py says.",
+    help="A registered name, or MODULE:CLASS: docs/workload.md.",
 )
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--jobs", type=click.IntRange(min=1), default=2, show_default=True, help="Worker processes.")
