@@ -1,7 +1,7 @@
 """A long run: 10,000 steps of the 43 layers of Flash, eager, one process for each strategy.
 
-Timed on the device of the sweep's host cost (`workspace.sweep.cell`), where an operation costs its launch alone; here
-an allocation costs nothing, so that what is left is the library and the replay. `caching` and `upstream` make 33
+Timed on the device of the sweep's host cost (`workspace.sweep.host_time`), where an operation costs its launch alone;
+here an allocation costs nothing, so that what is left is the library and the replay. `caching` and `upstream` make 33
 tensors a layer, and each passes through the library. Memory is the process's resident set, after a tenth of the steps
 and at the end.
 """

@@ -330,6 +330,7 @@ void routed_experts(const Call& call) {
   a.w13 = r.in("w13", {DType::bf16}, {&experts, &both, hidden}).as<const uint4>();
   a.w2 = r.in("w2", {DType::bf16}, {experts, hidden, &inner}).as<const uint4>();
   a.limit = r.real();
+  r.require(rows == 0 || chosen > 0, "experts", "has 0 columns", "pass one or more experts a token");
   r.require(both == 2 * inner, "w13", "has " + std::to_string(both) + " rows an expert",
             "pass twice the columns of w2");
   check_width(r, "x", hidden);
@@ -359,6 +360,7 @@ void combine_experts(const Call& call) {
   a.experts = r.in("experts", {DType::i32}, {&rows, &chosen}, 4).as<const int>();
   a.weights = r.in("weights", {DType::f32}, {rows, chosen}, 4).as<const float>();
   a.y = r.out("y", {DType::bf16}, {rows, hidden}).as<uint4>();
+  r.require(rows == 0 || chosen > 0, "experts", "has 0 columns", "pass one or more experts a token");
   r.require(rows * chosen == slots, "down", "has " + std::to_string(slots) + " rows",
             "pass one for each expert of a row");
   check_width(r, "down", hidden);

@@ -10,6 +10,7 @@ import torch
 from benchmarks.kernels.maker import Call, Maker, made
 from dsv4 import ops
 from dsv4.ops import kernels
+from dsv4.ops.errors import OpError
 from tests.dsv4.cuda.check import _check_near, same_bits
 
 HIDDEN, INNER, EXPERTS = 512, 256, 8
@@ -86,3 +87,13 @@ def test_the_kernels_leave_more_rows_alone() -> None:
     call = routed(MANY[0])
     arguments: tuple[Any, ...] = (*call.inputs, *call.outs, *call.scratch)
     assert kernels.FAST["routed_experts"](*arguments) is False
+
+
+@pytest.mark.parametrize("rows", (FEW[0], MANY[0]))
+def test_no_experts_are_refused(rows: int) -> None:
+    """Nothing would write y."""
+    call = routed(rows, k=0)
+    with pytest.raises(OpError, match="has 0 columns"):
+        ops.routed_experts(*call.inputs)
+    with pytest.raises(OpError, match="has 0 columns"):
+        ops.routed_experts(*call.inputs, out=call.outs[0])
