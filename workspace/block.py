@@ -228,6 +228,13 @@ class Block:
             self.shelf.blocks -= 1
             self.shelf = None
 
+    def forget_views(self, request: Request) -> None:
+        """Forget the tensors built for a request, so that it gets new ones."""
+        tensors = self.views.pop(request, None)
+        self.slab.views.pop((self.offset, request), None)
+        if tensors is not None:
+            self.slab.watch(request.owner, tensors)
+
     def drop_views(self) -> None:
         """Forget the tensors built over the block: its bounds change. The slab keeps them."""
         self.views = {}

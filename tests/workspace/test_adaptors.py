@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import workspace
 from tests.workspace.scene import BYTES, MIB, OTHER, SLAB, host, scene, write
 from workspace import Layout, Workspace, spec
 from workspace.adaptors.adaptor import Adaptor
@@ -82,21 +84,35 @@ def test_a_write_outside_the_lease_is_found_at_its_release(strategy: str, where:
         pass
 
 
+CHANGES: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
+    "resized": (lambda tensor: tensor.resize_(3, 4), r"of shape \(3, 4\) instead of \(4, 4\)"),
+    "transposed": (lambda tensor: tensor.t_(), "has strides"),
+    "graded": (lambda tensor: tensor.requires_grad_(), "requires a gradient"),
+    "set": (lambda tensor: tensor.set_(torch.zeros(2, 2)), "of shape"),
+    "other bytes": (lambda tensor: setattr(tensor, "data", torch.zeros(4, 4)), "is of other bytes"),
+}
+
+
 @pytest.mark.parametrize("strategy", BLOCKS)
+@pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("guarded", [True, False])
-def test_an_out_that_torch_resized_is_found_and_put_right(strategy: str, guarded: bool) -> None:
+def test_a_tensor_changed_in_place_is_found_and_forgotten(strategy: str, change: str, guarded: bool) -> None:
     """Control: without guard bands the next lease gets the tensor as it was left."""
-    _, ws = host(strategy, guard=256 if guarded else 0)
-    layout = Layout("rows", x=spec(4, 8, dtype=torch.float32), y=spec(2, dtype=torch.float32))
+    ws = workspace.create(strategy, device="cpu", guard=256 if guarded else 0)
+    layout = Layout("rows", x=spec(4, 4, dtype=torch.float32), y=spec(2, dtype=torch.float32))
+    make, message = CHANGES[change]
     lease = ws.acquire(layout)
-    lease.x.resize_(3, 8)  # as an op that writes three rows does, with no more than a warning
+    make(lease.x)
     if guarded:
-        with pytest.raises(GuardError, match=r"'x' of the lease of rows, .* was given the shape \(3, 8\) in"):
+        with pytest.raises(GuardError, match=f"'x' of the lease of rows was changed in place: it .*{message}"):
             lease.release()
     else:
         lease.release()
     with ws.lease(layout) as again:
-        assert tuple(again.x.shape) == ((4, 8) if guarded else (3, 8)) and again.y.shape == (2,)
+        as_lent = again.x.shape == (4, 4) and again.x.is_contiguous() and not again.x.requires_grad
+        assert (as_lent and again.x.data_ptr() == again.address) is guarded
+        again.x.detach().zero_()
+    ws.close()
 
 
 @pytest.mark.parametrize("align", [16, 4096])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from workspace.adaptors.adaptor import Adaptor
 from workspace.block import Block
 from workspace.errors import GuardError
@@ -20,8 +18,9 @@ class Guard(Adaptor):
 
     Inside a capture nothing can be read back: the bands are written, and a replay's damage shows in what lies there.
 
-    A tensor that was given another shape in place, as torch does to an ``out=`` of too many rows, is found as well, and
-    put right: the next lease of its layout would have got it so.
+    A tensor that was changed in place is found as well: of another shape, as torch makes an ``out=`` of too many rows,
+    of other strides or bytes, or one that requires a gradient. It is forgotten: the next lease of its layout would have
+    got it so.
     """
 
     def __init__(self, inner: WorkspaceProvider, timeline: Timeline) -> None:
@@ -43,14 +42,39 @@ class Guard(Adaptor):
         return block
 
     def give_back(self, block: Block | None, stream: Stream) -> None:
-        damage = _reshaped(block) if block is not None else None
+        damage: GuardError | None = None
         try:
-            if block is not None and damage is None:
-                damage = self._damage(block, stream)
+            if block is not None:
+                damage = self._changed(block) or self._damage(block, stream)
         finally:
             self.inner.give_back(block, stream)
         if damage is not None:
             raise damage
+
+    def _changed(self, block: Block) -> GuardError | None:
+        request = block.request
+        if request is None:
+            return None
+        start = block.address + request.start(block.address)
+        for extent, tensor in zip(request.extents, block.views.get(request, []), strict=False):
+            shape, now = tuple(extent.shape), tuple(tensor.shape)
+            if now != shape:
+                how = f"is of shape {now} instead of {shape}"
+            elif not tensor.is_contiguous():
+                how = f"has strides {tensor.stride()}"
+            elif tensor.requires_grad:
+                how = "requires a gradient"
+            elif extent.nbytes and self.timeline.driver.address_of(tensor) != start + extent.offset:
+                how = "is of other bytes"
+            else:
+                continue
+            block.forget_views(request)
+            return GuardError(
+                f"{extent.name!r} of the lease of {request.owner} was changed in place: it {how}",
+                "pass an op an out of the very shape that it writes, and change a view of a tensor, not the tensor",
+                owner=request.owner, tensor=extent.name,
+            )  # fmt: skip
+        return None
 
     def _damage(self, block: Block, stream: Stream) -> GuardError | None:
         request = block.request
@@ -78,21 +102,3 @@ class Guard(Adaptor):
         end = start + request.payload
         bands = [(start - request.lead, request.lead), (end, min(request.lead, block.nbytes - end))]
         return [(offset, nbytes) for offset, nbytes in bands if nbytes > 0]
-
-
-def _reshaped(block: Block) -> GuardError | None:
-    request = block.request
-    if request is None:
-        return None
-    wrong: GuardError | None = None
-    for extent, tensor in zip(request.extents, block.views.get(request, []), strict=False):
-        shape, found = tuple(extent.shape), tuple(tensor.shape)
-        if found != shape:
-            tensor.as_strided_(shape, torch.empty(shape, device="meta").stride())
-            wrong = wrong or GuardError(
-                f"{extent.name!r} of the lease of {request.owner}, of shape {shape}, was given the shape {found} in "
-                "place",
-                "pass an op an out of the very shape that it writes, such as a slice of the tensor",
-                owner=request.owner, tensor=extent.name, shape=found,
-            )  # fmt: skip
-    return wrong
