@@ -1,4 +1,5 @@
-// The streams mixed, multiplied, collapsed and normed in one launch: each is read once and written once.
+// The streams mixed, multiplied, collapsed and normed in one launch: each is read once and written once. Of many tokens
+// hyper_connection_staged.cu does it, but for the head.
 //
 // Floor at hidden size 4096: residual and y read, mixed streams and layer_in written: 80 KB a token. A cluster of
 // sixteen blocks takes tiles of up to sixteen tokens; a block has 256 columns of all their streams, and its part of fn
@@ -13,8 +14,8 @@
 // Two teams of eight warps, thirty-two columns each, have tiles of their own: while the sums of one travel, the other
 // mixes and multiplies. Two more warps own tokens, one for each team, and fetch later tiles to the L2 cache.
 #include "hyper_connection_columns.cuh"
+#include "hyper_connection_launch.cuh"
 #include "hyper_connection_owner.cuh"
-#include "launch.cuh"
 #include "tensor_core.cuh"
 
 namespace dsv4 {
@@ -56,43 +57,6 @@ __global__ void __launch_bounds__(kThreads, 1) cluster_kernel(const __grid_const
 
 // -- launches ----------------------------------------------------------------------------------------------
 
-template <Hyper kHyper>
-cudaLaunchConfig_t configuration(cudaLaunchAttribute (&attributes)[2]) {
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {kBlocks, 1, 1};
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(kBlocks);
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = sizeof(Memory<kHyper>);
-  config.attrs = attributes;
-  config.numAttrs = 2;
-  return config;
-}
-
-// How many clusters the current device runs at a time; 0 where it has none of sixteen.
-template <Hyper kHyper>
-int most_clusters() {
-  static int known[kDevices] = {};  // one more than the number, 0 not asked yet; writers agree
-  const int device = current_device();
-  if (device >= kDevices || !is_hopper()) return 0;
-  if (known[device] == 0) {
-    int found = 0;
-    cudaLaunchAttribute attributes[2];
-    const cudaLaunchConfig_t config = configuration<kHyper>(attributes);
-    const bool failed =
-        cudaFuncSetAttribute(cluster_kernel<kHyper>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(config.dynamicSmemBytes)) != cudaSuccess ||
-        cudaFuncSetAttribute(cluster_kernel<kHyper>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) !=
-            cudaSuccess ||
-        cudaOccupancyMaxActiveClusters(&found, cluster_kernel<kHyper>, &config) != cudaSuccess;
-    if (failed) cudaGetLastError();  // the device's answer is no
-    known[device] = 1 + (failed ? 0 : found);
-  }
-  return known[device] - 1;
-}
-
 // Tokens of a tile. Few are shared out to as many clusters, then teams, as there are (half an operand is enough for a
 // cluster), in as few turns as there can be; of many turns each is whole.
 int rows_for(int tokens, int clusters) {
@@ -103,19 +67,12 @@ int rows_for(int tokens, int clusters) {
 
 template <Hyper kHyper>
 bool launched(const Call& call, ClusterArguments& a) {
-  const int most = most_clusters<kHyper>();
+  constexpr size_t kShared = sizeof(Memory<kHyper>);
+  const int most = most_clusters<cluster_kernel<kHyper>>(kThreads, kShared);
   if (most == 0) return false;
   a.rows = rows_for(a.mix.tokens, most);
   a.tiles = ceil_div(a.mix.tokens, a.rows);
-  cudaLaunchAttribute attributes[2];
-  cudaLaunchConfig_t config = configuration<kHyper>(attributes);
-  config.gridDim = dim3(kBlocks * min(most, a.tiles));
-  config.stream = call.stream;
-  const cudaError_t code = cudaLaunchKernelEx(&config, cluster_kernel<kHyper>, a);
-  if (code != cudaSuccess) {
-    cudaGetLastError();  // the error is reported here, not by whoever launches next
-    throw LaunchFailed(call.op, code);
-  }
+  launch_clusters<cluster_kernel<kHyper>>(call, min(most, a.tiles), kThreads, kShared, a);
   return true;
 }
 

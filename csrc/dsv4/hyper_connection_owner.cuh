@@ -102,6 +102,35 @@ struct Products {
   }
 };
 
+// What a token's values give: the weights of the streams' sum, the factor of its norm, and what post and comb are made
+// of, in the lanes of their values.
+struct Weighed {
+  float4 weights;
+  float factor, mix, gate;
+};
+
+template <Hyper kHyper>
+struct Weighing {
+  const CollapseArguments& c;
+  const int lane = threadIdx.x % 32;
+  const float scale = c.scale[kHyper == Hyper::head || lane < 4 ? 0 : lane < 8 ? 1 : 2];
+  const float base = lane < kSumsOf<kHyper> ? c.base[lane] : 0.0f;
+
+  __device__ Weighed operator()(const float (&received)[kBlocks][kValues]) const {
+    float sum, more;
+    add_up(received, lane, sum, more);
+    const Products products{sum, more};
+    const float by = rsqrtf(products.squares() / (static_cast<float>(kStreams) * kHidden) + c.eps);
+    const float mix = lane < kSumsOf<kHyper> ? sum * by * scale + base : 0.0f;
+    const float gate = __fdividef(1.0f, 1.0f + __expf(-mix));
+    float w[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) w[j] = __shfl_sync(kWholeWarp, gate, j) + c.hc_eps;
+    const float square = fmaxf(products.square_of_sum(w), 0.0f);
+    return {{w[0], w[1], w[2], w[3]}, rsqrtf(square / kHidden + c.eps), mix, gate};
+  }
+};
+
 // Whole tokens of a tile, of all blocks' columns, to the L2 cache: a block fetches the one it owns.
 template <Hyper kHyper>
 __device__ void fetch_tile(const ClusterArguments& a, const Share& share, int i) {
@@ -121,8 +150,7 @@ __device__ void own_tokens(const ClusterArguments& a, Team& team, const Share& s
   constexpr int kSumBytes = kBlocks * kValues * 4, kAnswerBytes = kTile * 20;
   const CollapseArguments& c = a.collapse;
   const int lane = threadIdx.x % 32;
-  const float scale = c.scale[kHyper == Hyper::head || lane < 4 ? 0 : lane < 8 ? 1 : 2];
-  const float base = lane < kSumsOf<kHyper> ? c.base[lane] : 0.0f;
+  const Weighing<kHyper> weigh{c};
   if (lane == 0) {
     for (int i = 1; i < kTilesAhead<kHyper>; ++i) fetch_tile<kHyper>(a, share, i);
   }
@@ -134,26 +162,17 @@ __device__ void own_tokens(const ClusterArguments& a, Team& team, const Share& s
     }
     wait(team.sums, i & 1);
     if (lane == 0) arrive_and_expect(team.answers, kAnswerBytes);
-    float sum, more;
-    add_up(team.received, lane, sum, more);
-    const Products products{sum, more};
-    const float by = rsqrtf(products.squares() / (static_cast<float>(kStreams) * kHidden) + c.eps);
-    const float mix = lane < kSumsOf<kHyper> ? sum * by * scale + base : 0.0f;
-    const float gate = __fdividef(1.0f, 1.0f + __expf(-mix));
-    float w[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) w[j] = __shfl_sync(kWholeWarp, gate, j) + c.hc_eps;
-    const float square = fmaxf(products.square_of_sum(w), 0.0f);
+    const Weighed found = weigh(team.received);
     if (lane < kBlocks) {
       const uint32_t barrier = place_at(&team.answers, lane);
-      send(place_at(&team.weights[share.rank], lane), float4{w[0], w[1], w[2], w[3]}, barrier);
-      send(place_at(&team.factor[share.rank], lane), rsqrtf(square / kHidden + c.eps), barrier);
+      send(place_at(&team.weights[share.rank], lane), found.weights, barrier);
+      send(place_at(&team.factor[share.rank], lane), found.factor, barrier);
     }
     if constexpr (kHyper == Hyper::head) continue;
     if (share.rank >= share.count(i)) continue;
     const int token = share.first(i) + share.rank;
-    if (lane >= 4 && lane < 8) c.post[token * kStreams + lane - 4] = 2.0f * gate;
-    const float comb = make_comb(mix, c.hc_eps, c.iterations, lane);
+    if (lane >= 4 && lane < 8) c.post[token * kStreams + lane - 4] = 2.0f * found.gate;
+    const float comb = make_comb(found.mix, c.hc_eps, c.iterations, lane);
     if (lane < 16) c.comb[token * 16 + lane] = comb;
   }
 }

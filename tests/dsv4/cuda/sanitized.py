@@ -22,6 +22,9 @@ from tests.dsv4.cuda.test_numbers import SHAPES
 
 ROWS = (1, 2, 17)
 
+MANY_ROWS = {"mhc_pre": (800,), "mhc_post_pre": (800,)}
+"""Of ops that have a kernel of their own for many."""
+
 OTHER_ROWS, INSERTED_ROWS = 7, 37
 """Of what has other shapes; of insertions, some of which name how many of them are inserted."""
 
@@ -92,7 +95,7 @@ def calls(wanted: tuple[str, ...] = ("",), without: tuple[str, ...] = ()) -> Ite
         return name.startswith(wanted) and not name.startswith(without)
 
     for name in CALLS:
-        for rows in ROWS if taken(name) else ():
+        for rows in (*ROWS, *MANY_ROWS.get(name, ())) if taken(name) else ():
             yield f"{name} {rows}", call(name, rows, device="cpu", **SMALLER.get(name, {}))
     for name, how in SHAPES:
         if not taken(name):

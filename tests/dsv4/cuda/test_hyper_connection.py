@@ -9,15 +9,17 @@ from benchmarks.kernels.calls import call
 from tests.dsv4.cuda.check import bits, check, same_bits
 
 NAMES = ("mhc_pre", "mhc_post_pre", "hc_head")
-ROWS = 1500
-"""Thirteen or fourteen tiles for each of an H200's seven clusters, half of them a team's: each place in shared memory
-is used more than once."""
+FEW, MANY = 250, 1500
+"""Of one kernel and the other; the head has the first only. On an H200's seven clusters the first has four tiles each,
+half of them a team's, or thirteen and fourteen of the head's 1,500 rows; the other has four of 54 rows, each place in
+shared memory used more than once."""
 
 
+@pytest.mark.parametrize("rows", (FEW, MANY))
 @pytest.mark.parametrize("name", NAMES)
-def test_many_tiles_give_the_same_bits(name: str) -> None:
+def test_many_tiles_give_the_same_bits(name: str, rows: int) -> None:
     """Launched back to back into outs of their own: no launch and no tile disturbs another."""
-    calls = [call(name, ROWS).poison(byte) for byte in (0xFF, 0, 0x33, 0x7F)]
+    calls = [call(name, rows).poison(byte) for byte in (0xFF, 0, 0x33, 0x7F)]
     for one in calls:
         one.run()
     wanted = calls[0].written()
@@ -25,43 +27,53 @@ def test_many_tiles_give_the_same_bits(name: str) -> None:
         assert all(same_bits(found, other) for found, other in zip(one.written(), wanted, strict=True))
 
 
-@pytest.mark.parametrize("rows", (4, 5, 7, 8, 9, 28, 29, 56, 57, 63, 112, 113, 128, 225, 257))
+@pytest.mark.parametrize("rows", (4, 5, 7, 8, 9, 28, 29, 56, 57, 63, 112, 113, 128, 225, 255))
 @pytest.mark.parametrize("name", NAMES)
 def test_partly_filled_operands_tiles_and_teams(name: str, rows: int) -> None:
     """Eight tokens are an operand, two operands a tile; of a cluster's two teams one may have fewer tiles or none."""
     check(call(name, rows))
 
 
+@pytest.mark.parametrize("rows", (256, 257, 447, 448, 449, 767, 896, 897, 1345, 2047))
+@pytest.mark.parametrize("name", ("mhc_pre", "mhc_post_pre"))
+def test_partly_filled_tiles_of_many(name: str, rows: int) -> None:
+    """Where the other kernel begins, and where seven clusters' tiles of 64 are full: warps and owners with nothing."""
+    check(call(name, rows))
+
+
+@pytest.mark.parametrize(("rows", "last"), ((FEW, 1), (FEW, 5), (FEW, 40), (MANY, 300)))
 @pytest.mark.parametrize("name", NAMES)
-def test_a_rows_bits_do_not_depend_on_its_neighbours(name: str) -> None:
-    """The last rows of a long call alone: other tiles, other clusters, other owners."""
-    whole = call(name, ROWS)
+def test_a_rows_bits_do_not_depend_on_its_neighbours(name: str, rows: int, last: int) -> None:
+    """The last rows of a long call alone: other tiles, other clusters, other owners. Of one kernel each: few rows and
+    many are summed up in another order."""
+    whole = call(name, rows)
     whole.run()
-    for rows in (1, 5, 40):
-        alone = call(name, rows)
-        for one, long in zip(alone.inputs, whole.inputs, strict=True):
-            if isinstance(one, torch.Tensor):
-                one.copy_(long[-rows:] if long.shape[0] == ROWS else long)
-        for found, wanted in zip(alone.poison(0xFF).run(), whole.outs, strict=True):
-            assert same_bits(found, wanted[-rows:])
+    alone = call(name, last)
+    for one, long in zip(alone.inputs, whole.inputs, strict=True):
+        if isinstance(one, torch.Tensor):
+            one.copy_(long[-last:] if long.shape[0] == rows else long)
+    for found, wanted in zip(alone.poison(0xFF).run(), whole.outs, strict=True):
+        assert same_bits(found, wanted[-last:])
 
 
+@pytest.mark.parametrize("rows", (FEW, MANY))
 @pytest.mark.parametrize("name", NAMES)
-def test_nan_stays_in_its_row_of_many(name: str) -> None:
+def test_nan_stays_in_its_row_of_many(name: str, rows: int) -> None:
     """Rows of a tile share products, barriers and copies."""
-    wanted = call(name, ROWS)
+    wanted = call(name, rows)
     wanted.run()
-    spoilt = call(name, ROWS)
+    spoilt = call(name, rows)
     spoilt.inputs[0].view(torch.uint8)[7::100] = 0xFF
-    kept = torch.arange(ROWS, device="cuda") % 100 != 7
+    kept = torch.arange(rows, device="cuda") % 100 != 7
     for found, one in zip(spoilt.run(), wanted.outs, strict=True):
         assert torch.equal(bits(found[kept]), bits(one[kept]))
 
 
+@pytest.mark.parametrize("rows", (33, 300))
 @pytest.mark.parametrize("name", ("mhc_pre", "hc_head"))
-def test_streams_that_nearly_cancel(name: str) -> None:
+def test_streams_that_nearly_cancel(name: str, rows: int) -> None:
     """The sum's square comes from the products of the streams, which are 4,096 times larger here."""
-    made = call(name, 33)
+    made = call(name, rows)
     residual, base, scale = made.inputs[0], made.inputs[2], made.inputs[3]
     residual[:, 1] = residual[:, 1] / 64 - residual[:, 0]
     residual[:, 3] = residual[:, 3] / 64 - residual[:, 2]
