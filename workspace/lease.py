@@ -11,6 +11,7 @@ import torch
 
 from workspace import argument
 from workspace.block import Block, Uses, first_three
+from workspace.changed import changed
 from workspace.errors import CaptureError, LateUse, LeaseError, LeaseReleased
 from workspace.handover import hand_over
 from workspace.holding import Held, Pinnable
@@ -371,15 +372,35 @@ class Lease(Pinnable):
                 self._empty_slots()
             self._state = IDLE
             del self.held[self]
+            if kind is not None and self._renewed(block, self.workspace.provider):
+                block.lent = block.views[self.request]
+                block.first = first_three(block.lent)
             block.shelf.append(block)  # type: ignore[union-attr]
             if replaced is not None and kind is None:
                 raise replaced
         elif self._state > PLAIN:
             lent = self._tensors if self._state == FULL else self._lent()
             replaced = self._replaced(first_three(lent or []))
+            if kind is not None and self._block is not None:
+                self._renewed(self._block, self._provider)
             self._release()
             if replaced is not None and kind is None:
                 raise replaced
+
+    def _renewed(self, block: Block, provider: WorkspaceProvider) -> bool:
+        """Make the block's tensors anew where one was changed in place; whether one was.
+
+        For a release by an error, which may be torch's refusal of an ``out=`` that is too small: the tensor is left in
+        the shape of the result, over the bytes of its neighbour.
+        """
+        request, timeline = self.request, self.request.timeline
+        tensors = block.views.get(request)
+        if not tensors or timeline.in_progress() or changed(request, block, tensors) is None:
+            return False
+        with timeline.lock:
+            block.forget_views(request)
+            provider.tensors(request, block)
+        return True
 
     def _release(self) -> None:
         """The whole of it, under the lock."""

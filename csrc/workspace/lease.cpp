@@ -112,7 +112,8 @@ bool unchanged(PyObject* self, const Ref& block) {
 
 PyObject* exit(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   const Native& native = lease_methods[EXIT];
-  if (!parts.lease_.state.holds(self, parts.plain) || count != 3) {
+  // Released by an error, it looks at what became of its tensors.
+  if (!parts.lease_.state.holds(self, parts.plain) || count != 3 || arguments[0] != Py_None) {
     return python(native, self, arguments, count);
   }
   const Ref block = parts.lease_.block.get(self);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from workspace.adaptors.adaptor import Adaptor
 from workspace.block import Block
+from workspace.changed import changed
 from workspace.errors import GuardError
 from workspace.provider import WorkspaceProvider
 from workspace.request import Request
@@ -53,28 +54,16 @@ class Guard(Adaptor):
 
     def _changed(self, block: Block) -> GuardError | None:
         request = block.request
-        if request is None:
+        found = changed(request, block, block.views.get(request, [])) if request is not None else None
+        if request is None or found is None:
             return None
-        start = block.address + request.start(block.address)
-        for extent, tensor in zip(request.extents, block.views.get(request, []), strict=False):
-            shape, now = tuple(extent.shape), tuple(tensor.shape)
-            if now != shape:
-                how = f"is of shape {now} instead of {shape}"
-            elif not tensor.is_contiguous():
-                how = f"has strides {tensor.stride()}"
-            elif tensor.requires_grad:
-                how = "requires a gradient"
-            elif extent.nbytes and self.timeline.driver.address_of(tensor) != start + extent.offset:
-                how = "is of other bytes"
-            else:
-                continue
-            block.forget_views(request)
-            return GuardError(
-                f"{extent.name!r} of the lease of {request.owner} was changed in place: it {how}",
-                "pass an op an out of the very shape that it writes, and change a view of a tensor, not the tensor",
-                owner=request.owner, tensor=extent.name,
-            )  # fmt: skip
-        return None
+        block.forget_views(request)
+        name, how = found
+        return GuardError(
+            f"{name!r} of the lease of {request.owner} was changed in place: it {how}",
+            "pass an op an out of the very shape that it writes, and change a view of a tensor, not the tensor",
+            owner=request.owner, tensor=name,
+        )  # fmt: skip
 
     def _damage(self, block: Block, stream: Stream) -> GuardError | None:
         request = block.request
