@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,11 +36,22 @@ class Hasty(EventFenced):
         return super()._search(request, stream)
 
 
+class Raising(EventFenced):
+    """Has a fault of its own on any stream but the first."""
+
+    name = "raising"
+
+    def _search(self, request: Request, stream: Stream) -> Block:
+        if stream.key != 1:
+            return {0: super()._search(request, stream)}[stream.key]  # the line that is named
+        return super()._search(request, stream)
+
+
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two packages that register a strategy each."""
-    points = [EntryPoint(name, f"{__name__}:{name}", "workspace.strategies") for name in ("careful", "hasty")]
-    loaded: dict[str, Any] = {"careful": Careful, "hasty": Hasty}
+    """Packages that register a strategy each."""
+    loaded: dict[str, Any] = {"careful": Careful, "hasty": Hasty, "raising": Raising}
+    points = [EntryPoint(name, f"{__name__}:{name}", "workspace.strategies") for name in loaded]
     monkeypatch.setattr(EntryPoint, "load", lambda self: loaded[self.name])
     monkeypatch.setattr("workspace.registry.entry_points", lambda group: points if group.endswith("strategies") else [])
 
@@ -64,6 +76,19 @@ def test_hasty_strategy_is_found_out() -> None:
     assert {"a1-hasty", "d5-hasty"} <= report.broken.keys()
     assert "bytes are not 17" in report.broken["a1-hasty"] and "UNSAFE" in report.broken["a1-hasty"]
     assert "f1-hasty" in report.kept
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_strategy_that_raises_is_broken_there_and_the_rest_runs() -> None:
+    """With the scenario, the exception and the innermost line of the strategy's file, in a control as well."""
+    exempt = {name: "not part of this test" for name in all_scenarios() if name not in SOME}
+    report = run_contract("raising", exempt)
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    line = 1 + next(number for number, text in enumerate(lines) if text.endswith("# the line that is named"))
+    raised = f"raised KeyError: 2 at {Path(__file__).name}:{line}"
+    assert report.broken["a2-raising"] == f"a2 under 'raising' {raised}"
+    assert report.broken["a2-raising-without-fence"] == f"a2 under 'raising' without 'fence' {raised}"
+    assert {"a1-raising", "f1-raising"} <= set(report.kept)
 
 
 def test_a_strategy_that_nobody_registered_keeps_nothing() -> None:

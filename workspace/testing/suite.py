@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import traceback
 from collections.abc import Mapping
+from pathlib import Path
 
 import attrs
 
@@ -105,7 +108,10 @@ class Report:
 def run_contract(
     strategy: str, exempt: Mapping[str, str] | None = None, *, controls: bool = True, driver: str = "simulated"
 ) -> Report:
-    """Run the whole contract for a strategy by name. Parameters as for `cells`."""
+    """Run the whole contract for a strategy by name. Parameters as for `cells`.
+
+    An exception that is no `ContractBroken` breaks its cell, too, and the rest still runs.
+    """
     kept: list[str] = []
     broken: dict[str, str] = {}
     for cell in cells(strategy, exempt, controls=controls, driver=driver):
@@ -114,4 +120,17 @@ def run_contract(
             kept.append(str(cell))
         except ContractBroken as error:
             broken[str(cell)] = str(error)
+        except Exception as error:
+            broken[str(cell)] = _raised(cell, error)
     return Report(strategy, tuple(kept), broken)
+
+
+def _raised(cell: Cell, error: Exception) -> str:
+    """Which exception ended a cell, and the innermost line of the strategy's file, if it came by there."""
+    factory = registry.strategy(cell.strategy).load()
+    file = getattr(sys.modules.get(factory.__module__), "__file__", None)
+    frames = traceback.extract_tb(error.__traceback__)
+    line = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])
+    without = f" without {cell.seam!r}" if cell.seam else ""
+    place = f"{Path(line.filename).name}:{line.lineno}"
+    return f"{cell.scenario.name} under {cell.strategy!r}{without} raised {type(error).__name__}: {error} at {place}"
