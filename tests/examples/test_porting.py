@@ -230,7 +230,7 @@ def test_an_out_of_another_shape_is_torchs_to_refuse(strategy: str) -> None:
     with torch.inference_mode(), workspace.create(strategy, device="cpu").lease(STEP, T=4) as step:
         with pytest.raises(RuntimeError) as caught:
             torch.mm(torch.ones(4, 8), torch.ones(8, 512), out=step.hidden)
-        assert f"| `RuntimeError`: {caught.value} |" in PAGE
+        assert f"| `RuntimeError`: {caught.value};" in PAGE
         torch.mm(torch.ones(3, 8), torch.ones(8, 256), out=step.hidden)
         assert step.hidden.shape == (3, 256) and "cut short in place" in PAGE
     if strategy == "caching":

@@ -139,6 +139,16 @@ def test_a_refusal_names_what_is_on_lease(strategy: str) -> None:
         ws.acquire(BYTES, N=8 * MIB)
 
 
+@pytest.mark.parametrize("strategy", BLOCKS)
+def test_a_lock_with_nothing_reserved_says_so(strategy: str) -> None:
+    """What was declared is not the cause."""
+    _, ws = scene(strategy)
+    ws.declare(BYTES, N=MIB)
+    ws.lock()
+    with pytest.raises(CapacityError, match=r"remedy: call reserve\(\) before lock\(\)"):
+        ws.acquire(BYTES, N=MIB)
+
+
 def test_lock_and_unlock() -> None:
     """Twice is no error; unlocked, the pool grows again."""
     _, ws = scene(reserve=MIB)

@@ -104,8 +104,8 @@ class Streams:
         if protocol is None:
             raise StreamError(
                 f"{stream!r} of type {type(stream).__name__} names no CUDA stream",
-                "pass a torch.cuda.Stream, an object with __cuda_stream__ or a raw handle; omit the argument "
-                "for the caller's current stream",
+                "pass ws.stream(name), a torch.cuda.Stream, an object with __cuda_stream__ or a raw handle; omit the "
+                "argument for the caller's current stream",
             )
         return self.identify(int(protocol()[1]))
 

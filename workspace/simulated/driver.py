@@ -78,7 +78,9 @@ class SimulatedDriver:
         elif hasattr(stream, "key"):
             number = stream.key
         if not isinstance(number, int) or isinstance(number, bool):
-            raise StreamError(f"{stream!r} is not a stream", "pass a stream object, a raw handle or a key")
+            raise StreamError(
+                f"{stream!r} is not a stream", "pass a stream object (ws.stream(name) makes one), a raw handle or a key"
+            )
         with self.simulated.lock:
             if number < FIRST_HANDLE:
                 return self.simulated.streams[number].key

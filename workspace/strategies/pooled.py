@@ -217,6 +217,8 @@ class Pooled:
                 "bytes are free, in pieces too small or kept for graphs: raise `headroom`, declare what lives apart in "
                 "phases and what graphs take with lane=..., or unlock()"
             )
+        if not self.pool.slabs:
+            return "call reserve() before lock(): nothing is reserved; or unlock()"
         release = "release what is on lease, " if leased else ""
         return f"{release}declare the layout's largest dims before reserve(), raise `headroom`, or unlock()"
 
