@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from importlib.metadata import EntryPoint, entry_points
@@ -76,9 +77,15 @@ def test_strategies_are_listed_with_a_line_each() -> None:
         (["sweep", *STANDIN, "--workload", "os:path"], "there is no workload 'os:path'", "MODULE:CLASS"),
         (
             ["sweep", *STANDIN, "--workload", "builtins:dict"],
-            "'builtins:dict' has no drivers, models",
-            "workspace/sweep/workload.py",
+            "'dict', as Workload of workload 'builtins:dict', has no 'name', has no 'models'",
+            "docs/workload.md",
         ),
+        (
+            ["sweep", *STANDIN, "--workload", "nowhere.model:Mine"],
+            "'nowhere.model:Mine' is not importable from here: No module named 'nowhere'",
+            "the current folder",
+        ),
+        (["sweep", *STANDIN, "--workload", "tests.sweep.standin:Absent"], "no attribute 'Absent'", "MODULE:CLASS"),
         (["sweep", *STANDIN, "--workload", "os:"], "there is no workload 'os:'", "MODULE:CLASS"),
         (["sweep", *STANDIN, "--out", "/proc/x"], "--out /proc/x cannot be written to", "a folder"),
         (["sweep", *STANDIN, "--out", "/dev/null"], "--out /dev/null cannot be written to", "a folder"),
@@ -101,6 +108,15 @@ def test_a_bad_setting_is_refused_before_any_cell_runs(driver: str, monkeypatch:
     monkeypatch.setattr("workspace.sweep.command.run_cells", lambda *_: pytest.fail("a cell was run"))
     done = run("sweep", *STANDIN, "--driver", driver)
     assert done.exit_code == 2 and "'abc'" in done.stderr and not Path("sweep-results").exists()
+
+
+def test_a_workload_whose_module_imports_what_is_absent_names_that(tmp_path: Path) -> None:
+    """And is not called unimportable itself."""
+    (tmp_path / "lacking.py").write_text("import absent_package\n")
+    command = [sys.executable, "-m", "workspace", "sweep", "--workload", "lacking:Mine"]
+    root = str(Path(workspace.__file__).parents[1])
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": root})
+    assert done.returncode == 2 and "imports what is not installed: No module named 'absent_package'" in done.stderr
 
 
 def test_installed_strategies_that_cannot_be_used_are_listed_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,9 @@ from workspace.sweep.devices import JudgedDevice, Sampler
 from workspace.sweep.execute import execute
 from workspace.sweep.host_time import HostTime
 from workspace.sweep.plan import Cell, Replay
+from workspace.sweep.protocol import ProtocolError
 from workspace.sweep.result import Bytes, Judgement, Refused, Result, Sample
-from workspace.sweep.session import open_session
+from workspace.sweep.session import open_session, prepare, steps_of
 from workspace.sweep.setup import workspace_of
 from workspace.sweep.workload import Session, Step
 
@@ -39,7 +40,7 @@ def measure(replay: Replay, cell: Cell, allow_unsafe: bool, sampled: bool) -> Re
     try:
         with torch.no_grad():
             session = session_of(replay)
-            steps = list(session.steps(replay.steps))
+            steps = steps_of(session, replay)
             host = HostTime(session, replay, cell, allow_unsafe, steps)
             host.replay()
             result = _judged(session, replay, cell, allow_unsafe, sampled, steps)
@@ -48,6 +49,8 @@ def measure(replay: Replay, cell: Cell, allow_unsafe: bool, sampled: bool) -> Re
             host.replay()
             host.close()
             return attrs.evolve(result, host_us=host.us, host_replays_us=host.replays_us, numbers=numbers)
+    except ProtocolError:
+        raise  # of every cell alike
     except WorkspaceError as error:
         return Refused(cell, error.problem, error.remedy)
     except Exception as error:
@@ -61,7 +64,7 @@ def _judged(
     """All but the host's time and real numbers."""
     device = JudgedDevice(replay.seed)
     ws = workspace_of(cell, device, allow_unsafe, statistics=True)
-    runner = session.prepare(ws, cell.mode, cell.aux_streams, cell.micro_batches)
+    runner = prepare(session, ws, replay, cell)
     calls, before = Counter(device.counters), _counters(ws)
     device.statistics.reset_peaks()
     envelope: tuple[Sample, ...] = ()

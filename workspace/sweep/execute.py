@@ -16,10 +16,11 @@ import torch
 from workspace.errors import DriverError, Unsupported, WorkspaceError
 from workspace.simulated import Device, InOrder, Race, Random, Schedule
 from workspace.sweep.plan import Cell, Replay
+from workspace.sweep.protocol import following
 from workspace.sweep.result import Numbers
 from workspace.sweep.session import find_workload
 from workspace.sweep.setup import workspace_of
-from workspace.sweep.workload import Execution
+from workspace.sweep.workload import Execution, Program
 
 REFERENCE = "caching"
 
@@ -59,8 +60,7 @@ def open_execution(replay: Replay) -> Execution:
         raise Unsupported(
             f"workload {replay.workload!r} computes no numbers", "leave out --execute, or give it an `execution`"
         )
-    made: Execution = make(replay.seed)
-    return made
+    return following(Execution, make(replay.seed), replay.workload)
 
 
 _execution = cache(open_execution)
@@ -111,6 +111,7 @@ def compute(
         ws = workspace_of(cell, device, allow_unsafe, statistics=False)
         try:
             program = execution.prepare(ws, cell.mode, cell.aux_streams, cell.micro_batches)
+            following(Program, program, type(execution).__qualname__)
             for schedule in schedules:
                 device.queue.schedule = schedule
                 found.append(_bits(program.run()))

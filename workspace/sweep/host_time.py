@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 from workspace.sweep.devices import TimedDevice
 from workspace.sweep.plan import Cell, Replay
+from workspace.sweep.session import prepare
 from workspace.sweep.setup import workspace_of
 from workspace.sweep.workload import Session, Step
 
@@ -36,7 +37,7 @@ class HostTime:
     def __init__(self, session: Session, replay: Replay, cell: Cell, allow_unsafe: bool, steps: Sequence[Step]) -> None:
         device = TimedDevice(memory="virtual", seed=replay.seed, log=False)
         self._ws = workspace_of(cell, device, allow_unsafe, statistics=False)
-        self._runner = session.prepare(self._ws, cell.mode, cell.aux_streams, cell.micro_batches)
+        self._runner = prepare(session, self._ws, replay, cell)
         self._steps = steps
         self._taken: list[list[float]] = []
 

@@ -8,8 +8,9 @@ from typing import Any
 from workspace import registry
 from workspace.errors import ConfigError, Unsupported
 from workspace.setting import nearest
-from workspace.sweep.plan import Replay
-from workspace.sweep.workload import Session, Workload
+from workspace.sweep.plan import Cell, Replay
+from workspace.sweep.protocol import following
+from workspace.sweep.workload import Runner, Session, Step, Workload
 
 
 def find_workload(name: str) -> Workload:
@@ -21,12 +22,7 @@ def find_workload(name: str) -> Workload:
         There is no such workload.
     """
     if ":" in name:
-        try:
-            return _made(name, pkgutil.resolve_name(name))
-        except ConfigError:
-            raise
-        except (ImportError, AttributeError, TypeError, ValueError) as error:
-            raise ConfigError(f"there is no workload {name!r}: {error}", "give MODULE:CLASS") from None
+        return _made(name, _imported(name))
     known = registry.workloads()
     if name not in known:
         near = nearest(name, list(known))
@@ -40,18 +36,31 @@ def find_workload(name: str) -> Workload:
     return _made(name, known[name])
 
 
-def _made(name: str, entry: Any) -> Workload:
-    workload: Workload = entry()
-    missing = [needed for needed in ("drivers", "models") if not hasattr(workload, needed)]
-    if missing:
+def _imported(name: str) -> Any:
+    """What is written as ``module:Class``."""
+    module = name.partition(":")[0]
+    try:
+        return pkgutil.resolve_name(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise ConfigError(
+                f"workload {name!r}: {module!r} imports what is not installed: {error}", "install it"
+            ) from None
         raise ConfigError(
-            f"workload {name!r} has no {', '.join(missing)}",
-            "give it what the protocol `Workload` in workspace/sweep/workload.py has",
-            key="workload",
-            value=name,
-            missing=tuple(missing),
-        )
-    return workload
+            f"workload {name!r} is not importable from here: {error}",
+            "`python -m workspace` looks in the current folder: run it in the one that has the module, or install it",
+        ) from None
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"there is no workload {name!r}: {error}", "give MODULE:CLASS") from None
+
+
+def _made(name: str, entry: Any) -> Workload:
+    try:
+        workload = entry()
+    except TypeError as error:
+        remedy = "give MODULE:CLASS, of a class that is made without arguments"
+        raise ConfigError(f"there is no workload {name!r}: {error}", remedy) from None
+    return following(Workload, workload, name)
 
 
 def open_session(replay: Replay) -> Session:
@@ -61,6 +70,8 @@ def open_session(replay: Replay) -> Session:
     ------
     Unsupported
         The workload does not run on the driver.
+    ProtocolError
+        What it opens is no `Session`.
     WorkspaceError
         The workload refuses the model or the trace.
     """
@@ -70,4 +81,20 @@ def open_session(replay: Replay) -> Session:
             f"workload {replay.workload!r} does not run on the {replay.driver!r} driver",
             f"choose --driver {' or '.join(workload.drivers)}",
         )
-    return workload.open(replay.model or workload.models[0], replay.trace, replay.seed)
+    session = workload.open(replay.model or workload.models[0], replay.trace, replay.seed)
+    return following(Session, session, replay.workload)
+
+
+def steps_of(session: Session, replay: Replay) -> list[Step]:
+    """The steps of a replay. Raises `ProtocolError` where they are no `Step`, `ConfigError` where there are none."""
+    steps = list(session.steps(replay.steps))
+    if not steps:
+        raise ConfigError(f"workload {replay.workload!r} has no steps", "have `steps` yield at least one")
+    following(Step, steps[0], replay.workload)
+    return steps
+
+
+def prepare(session: Session, ws: Any, replay: Replay, cell: Cell) -> Runner:
+    """What a session makes ready on a cell's workspace. Raises `ProtocolError` if that is no `Runner`."""
+    runner = session.prepare(ws, cell.mode, cell.aux_streams, cell.micro_batches)
+    return following(Runner, runner, replay.workload)
