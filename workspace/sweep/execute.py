@@ -60,7 +60,8 @@ def open_execution(replay: Replay) -> Execution:
         raise Unsupported(
             f"workload {replay.workload!r} computes no numbers", "leave out --execute, or give it an `execution`"
         )
-    return following(Execution, make(replay.seed), replay.workload)
+    made: Execution = following(Execution, make(replay.seed), replay.workload)
+    return made
 
 
 _execution = cache(open_execution)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, TypeVar
+from typing import Any
 
 from workspace.errors import ConfigError
-
-Made = TypeVar("Made")
 
 
 class ProtocolError(ConfigError):
     """A workload, or something that it made, is not what its protocol asks for: every cell would end so."""
 
 
-def following(protocol: type[Made], made: Any, workload: str) -> Made:
+def following(protocol: type, made: Any, workload: str) -> Any:
     """What a workload made, if it has every member of a class of `workspace.sweep.workload`.
 
     Raises
@@ -32,8 +30,7 @@ def following(protocol: type[Made], made: Any, workload: str) -> Made:
             f"{type(made).__qualname__!r}, as {protocol.__name__} of workload {workload!r}, {', '.join(wrong)}",
             f"docs/workload.md shows a whole workload; `{protocol.__name__}` stands in workspace/sweep/workload.py",
         )
-    found: Made = made
-    return found
+    return made
 
 
 def _other(method: Any, made: Any, name: str) -> str:

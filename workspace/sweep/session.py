@@ -56,11 +56,12 @@ def _imported(name: str) -> Any:
 
 def _made(name: str, entry: Any) -> Workload:
     try:
-        workload = entry()
+        made = entry()
     except TypeError as error:
         remedy = "give MODULE:CLASS, of a class that is made without arguments"
         raise ConfigError(f"there is no workload {name!r}: {error}", remedy) from None
-    return following(Workload, workload, name)
+    workload: Workload = following(Workload, made, name)
+    return workload
 
 
 def open_session(replay: Replay) -> Session:
@@ -81,8 +82,9 @@ def open_session(replay: Replay) -> Session:
             f"workload {replay.workload!r} does not run on the {replay.driver!r} driver",
             f"choose --driver {' or '.join(workload.drivers)}",
         )
-    session = workload.open(replay.model or workload.models[0], replay.trace, replay.seed)
-    return following(Session, session, replay.workload)
+    opened = workload.open(replay.model or workload.models[0], replay.trace, replay.seed)
+    session: Session = following(Session, opened, replay.workload)
+    return session
 
 
 def steps_of(session: Session, replay: Replay) -> list[Step]:
@@ -96,5 +98,6 @@ def steps_of(session: Session, replay: Replay) -> list[Step]:
 
 def prepare(session: Session, ws: Any, replay: Replay, cell: Cell) -> Runner:
     """What a session makes ready on a cell's workspace. Raises `ProtocolError` if that is no `Runner`."""
-    runner = session.prepare(ws, cell.mode, cell.aux_streams, cell.micro_batches)
-    return following(Runner, runner, replay.workload)
+    made = session.prepare(ws, cell.mode, cell.aux_streams, cell.micro_batches)
+    runner: Runner = following(Runner, made, replay.workload)
+    return runner
