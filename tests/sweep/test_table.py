@@ -23,16 +23,13 @@ def result(strategy: str, host_us: float, verdict: str) -> Result:
     return Result(cell, 10, 640, held, COUNTS, CALLS, host_us, judgement)
 
 
-RESULTS = [
-    result("caching", 80_000.0, "SAFE"),
-    result("unfenced", 20_000.0, "UNSAFE"),
-    Refused(Cell("caching", "wide", 2, True), "no wide regions here", "choose another mode"),
-]
+MEASURED = [result("caching", 80_000.0, "SAFE"), result("unfenced", 20_000.0, "UNSAFE")]
+REFUSED = Refused(Cell("caching", "wide", 2, True), "no wide regions here", "choose another mode")
 
 
 def printed(width: int) -> list[str]:
     console = Console(file=StringIO(), width=width)
-    print_results(console, RESULTS, {"caching": True, "unfenced": False})
+    print_results(console, [*MEASURED, REFUSED], {"caching": True, "unfenced": False})
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
 
 
@@ -54,9 +51,9 @@ def test_no_figure_is_cut(width: int) -> None:
 @pytest.mark.parametrize("width", [80, 100, FULL_WIDTH])
 def test_real_numbers_have_a_column(width: int) -> None:
     """How many schedules gave the bits of `caching`; it fits the narrowest table, too."""
-    computed = [attrs.evolve(one, numbers=Numbers(20, 20 * (one.cell.strategy == "caching"), 0)) for one in RESULTS[:2]]
+    computed = [attrs.evolve(one, numbers=Numbers(20, 20 * (one.cell.strategy == "caching"), 0)) for one in MEASURED]
     console = Console(file=StringIO(), width=width)
-    print_results(console, [*computed, RESULTS[2]], {"caching": True, "unfenced": False})
+    print_results(console, [*computed, REFUSED], {"caching": True, "unfenced": False})
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert not any("…" in line for line in lines) and all(len(line) <= width for line in lines)
     bits = [next(line for line in lines if name in line and "SAFE" in line).split() for name in ("caching", "unfenced")]
@@ -67,11 +64,34 @@ def test_real_numbers_have_a_column(width: int) -> None:
 @pytest.mark.parametrize("width", [80, FULL_WIDTH])
 def test_the_legend_explains_what_is_shown_and_nothing_else(width: int) -> None:
     """Columns that a narrow table leaves out are not explained below it."""
-    text = " ".join(printed(width))
+    text = " ".join(" ".join(printed(width)).split())
     narrow = ("x1, x2:", "on loan, held:", "fences:", "host us:", "ratio:", "(!):")
-    wide = ("elided:", "record, wait, alloc, replay:", "races:")
+    wide = ("elided:", "record, wait, alloc, replay:", "racing pairs / accesses:")
     assert all(about in text for about in narrow)
     assert [about in text for about in wide] == [width == FULL_WIDTH] * len(wide)
+
+
+def below(*results: Result | Refused) -> str:
+    console = Console(file=StringIO(), width=400)
+    print_results(console, results, {"caching": True, "unfenced": False, "upstream": False})
+    return str(console.file.getvalue())  # type: ignore[attr-defined]
+
+
+def test_safe_of_a_strategy_that_orders_nothing_is_put_into_proportion() -> None:
+    """Only where such a cell is SAFE."""
+    caution = "SAFE of a strategy marked (!) holds for this topology only"
+    assert caution in below(result("caching", 1.0, "SAFE"), result("upstream", 1.0, "SAFE"))
+    assert caution not in below(result("caching", 1.0, "SAFE"), result("upstream", 1.0, "UNSAFE"), REFUSED)
+
+
+def test_a_control_that_shows_nothing_is_a_question() -> None:
+    """Where two micro-batches were asked for; one alone orders itself."""
+    control = result("unfenced", 1.0, "SAFE")
+    alone = attrs.evolve(control, cell=Cell("unfenced", "full", 1, True))
+    text = below(control, alone)
+    assert "note: the control 'unfenced' was SAFE in overflow x2:" in text and "streams of their own?" in text
+    for others in ([alone], [result("unfenced", 1.0, "UNSAFE")], [result("upstream", 1.0, "SAFE")]):
+        assert "note:" not in below(*others)
 
 
 def test_refusal_is_named() -> None:

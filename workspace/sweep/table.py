@@ -16,6 +16,9 @@ COLOURS = {"SAFE": "green", "UNSAFE": "bold red", "UNKNOWN": "yellow"}
 MIB = 1 << 20
 FULL_WIDTH = 142
 """Columns of a terminal from which on every figure is shown; the JSON has all of them in any case."""
+RACES = "racing pairs /\naccesses"
+CONTROL = "unfenced"
+"""The strategy whose races show that two micro-batches were beside each other."""
 
 
 @attrs.frozen
@@ -68,7 +71,11 @@ ABOUT = (
     ("host us", "host us: CPU time per step, without the operations themselves: each step's least of three replays."),
     ("ratio", "ratio: to caching in the same setting."),
     ("bits", "bits: schedules under which real numbers are those of caching, bit for bit, of all that were tried."),
-    ("races / accesses", "races: pairs of accesses that no edge orders."),
+    (
+        RACES,
+        "racing pairs / accesses: pairs that no edge orders, where one access may be in many, beside the number of "
+        "accesses.",
+    ),
     ("(!)", "(!): not a safe strategy."),
 )
 """What a heading means, for those that the table has."""
@@ -88,7 +95,7 @@ def print_results(console: Console, results: Sequence[Result | Refused], safe: M
     if executed:
         table.add_column("bits", justify="right", no_wrap=True)
     if wide:
-        table.add_column("races / accesses", justify="right", no_wrap=True)
+        table.add_column(RACES, justify="right", no_wrap=True)
     ratios = host_ratios([result for result in results if isinstance(result, Result)])
     setting = None
     for result in results:
@@ -110,8 +117,26 @@ def print_results(console: Console, results: Sequence[Result | Refused], safe: M
     console.print(table)
     shown = {"x1", "(!)", *(str(column.header) for column in table.columns)}
     console.print(" ".join(about for heading, about in ABOUT if heading in shown), style="dim")
+    for line in _cautions([result for result in results if isinstance(result, Result)], safe):
+        console.print(line, highlight=False)
     for problem in dict.fromkeys(result.problem for result in results if isinstance(result, Refused)):
         console.print(f"refused: {problem}", markup=False, highlight=False)
+
+
+def _cautions(results: Sequence[Result], safe: Mapping[str, bool]) -> list[str]:
+    """What a verdict ``SAFE`` in the table does not mean."""
+    found = [result.cell for result in results if result.judgement.verdict == "SAFE"]
+    lines = []
+    if not all(safe[cell.strategy] for cell in found):
+        lines.append("SAFE of a strategy marked (!) holds for this topology only: it orders nothing itself.")
+    beside = [cell.setting for cell in found if cell.strategy == CONTROL and cell.micro_batches > 1]
+    if beside:
+        settings = ", ".join(map(_setting, beside))
+        lines.append(
+            f"note: the control {CONTROL!r} was SAFE in {settings}: micro-batches share its bytes. Are they on streams "
+            "of their own?"
+        )
+    return lines
 
 
 def _bits(result: Result) -> Text:
