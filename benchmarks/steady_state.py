@@ -18,6 +18,8 @@ from workspace import simulated
 POOLED = ("event_fenced", "per_stream")
 BATCHES, CALLS, WARM_UP = 41, 2000, 100
 TOKENS = 2
+LARGEST = 455
+"""Tokens whose tensors fill a slab of 2 MiB but for 512 bytes."""
 SHAPES = {
     "values": ((64, 64), torch.uint8),
     "scales": ((64, 4), torch.uint8),
@@ -33,7 +35,7 @@ def figures() -> list[Figure]:
     found = []
     with torch.inference_mode():
         for strategy in POOLED:
-            found += [*_against_empty(strategy), _streams(strategy), _free_blocks(strategy)]
+            found += [*_against_empty(strategy), *_sizes(strategy), _streams(strategy), _free_blocks(strategy)]
     return found
 
 
@@ -72,6 +74,36 @@ def _against_empty(strategy: str) -> list[Figure]:
         Figure(f"{strategy}: three torch.empty", median_of(times, 1), "us"),
         Figure(f"{strategy}: driver calls in {(BATCHES + 1) * CALLS} leases", calls, "calls", 0),
     ]
+
+
+def _sizes(strategy: str) -> list[Figure]:
+    """Two small sizes in turn where a large one is declared: a pool of just that takes back the one for the other."""
+    locked = {headroom: _locked(strategy, headroom) for headroom in (1.0, 2.0)}
+    times = interleaved_us([*(_alternating(ws) for ws in locked.values()), _empties], BATCHES, CALLS)
+    what = f"{strategy}: a lease of two sizes in turn"
+    return [
+        Figure(f"{what}, headroom {headroom:.0f} / three torch.empty", median_ratio(times, place, 2), "ratio")
+        for place, headroom in enumerate(locked)
+    ]
+
+
+def _locked(strategy: str, headroom: float) -> Any:
+    ws = workspace.create(strategy, device=simulated.Device(memory="host", log=False), headroom=headroom)
+    ws.declare(INDEXER_Q, T=LARGEST)
+    ws.reserve()
+    ws.lock()
+    _alternating(ws, WARM_UP)()
+    return ws
+
+
+def _alternating(ws: Any, calls: int = CALLS) -> Callable[[], None]:
+    def body() -> None:
+        layout = INDEXER_Q
+        for call in range(calls):
+            with ws.lease(layout, T=64 + (call & 1)) as scratch:
+                scratch.values, scratch.scales, scratch.weights  # noqa: B018  (an op's arguments)
+
+    return body
 
 
 def _streams(strategy: str) -> Figure:
