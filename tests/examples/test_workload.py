@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import os
 import re
+import subprocess
+import sys
 import textwrap
 import tomllib
 from pathlib import Path
@@ -16,6 +20,7 @@ from examples.workload import Ported
 from examples.workload.replayed import MODES, MOST, Part
 from workspace.cli import main
 from workspace.errors import ConfigError
+from workspace.sweep import workload as protocols
 from workspace.sweep.workload import MODES as ALL_MODES
 
 ROOT = Path(__file__).parents[2]
@@ -51,11 +56,53 @@ def test_the_page_names_what_there_is() -> None:
     for name in re.findall(r"`((?:\w+/)+\w+(?:\.py)?)`", PAGE) + linked:
         assert (ROOT / name).exists(), name
     assert set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`\w+`.*?) \|", PAGE, re.MULTILINE)))) == set(ALL_MODES)
-    command = re.search(r"^    python -m workspace (.*)$", PAGE, re.MULTILINE)
-    assert command and command[1].split() == [
-        "sweep", *WORKLOAD[:2], *(word for mode in MODES for word in ("--mode", mode)),
-    ]  # fmt: skip
+    whole, fuller = (line.split() for line in re.findall(r"^    python -m workspace (.*)$", PAGE, re.MULTILINE))
+    assert whole == ["sweep", "--workload", "examples.workload.mlp:MLP", "--mode", "eager"]
+    assert fuller == ["sweep", *WORKLOAD[:2], *(word for mode in MODES for word in ("--mode", mode))]
     assert "workspace.workloads" in tomllib.loads(blocks("toml")[0])["project"]["entry-points"]
+
+
+def test_the_page_names_every_member_of_the_protocols() -> None:
+    """With its arguments, as `workspace.sweep.protocol` asks for them."""
+    rows = dict(re.findall(r"^\| .*`(\w+)` \| (`.*`) \|$", PAGE, re.MULTILINE))
+    assert set(rows) == {"Workload", "Session", "Step", "Runner", "Execution", "Program"}
+    for name, row in rows.items():
+        protocol = getattr(protocols, name)
+        own = {key: member for key, member in vars(protocol).items() if not key.startswith("_")}
+        asked = []
+        for key in dict.fromkeys([*protocol.__annotations__, *own]):
+            taken = list(inspect.signature(own[key]).parameters)[1:] if inspect.isfunction(own.get(key)) else None
+            asked.append(key if taken is None else f"{key}({', '.join(taken)})")
+        assert re.findall(r"`(.*?)`", row) == asked
+
+
+def test_the_whole_workload_is_a_file_that_runs(tmp_path: Path) -> None:
+    """From its text on the page alone, in a folder of its own; two micro-batches race under the control."""
+    block = next(block for block in blocks("python") if "class MLP" in block)
+    assert block == EXAMPLE["mlp.py"] and block.isascii()
+    (tmp_path / "mine.py").write_text(block, encoding="utf-8")
+    command = [sys.executable, "-m", "workspace", "sweep", "--workload", "mine:MLP", "--jobs", "1", "--steps", "4"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*command, "--mode", "eager", "--out", "."], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    found = {(one["cell"]["strategy"], one["cell"]["micro_batches"]): one for one in cells(tmp_path)}
+    verdicts = {key: one["judgement"]["verdict"] for key, one in found.items()}
+    assert {verdicts[name, parts] for name in SAFE for parts in (1, 2)} == {"SAFE"}
+    assert (verdicts["unfenced", 1], verdicts["unfenced", 2]) == ("SAFE", "UNSAFE")
+    assert "SAFE of a strategy marked (!)" in done.stdout and "note:" not in done.stdout
+
+
+def test_the_whole_workload_refuses_what_it_has_not(tmp_path: Path) -> None:
+    """Modes, models and traces."""
+    for arguments, says in (
+        (("--model", "huge"), "no model 'huge'"),
+        (("--trace", "x.csv"), "trace x.csv"),
+        (("--mode", "full", "--strategy", "caching"), "the MLP has no mode 'full'"),
+    ):
+        done = sweep(tmp_path, "--workload", "examples.workload.mlp:MLP", "--steps", "1", *arguments)
+        assert done.exit_code != 0 and says in done.output
 
 
 def test_the_sweep_replays_and_computes_it(tmp_path: Path) -> None:
