@@ -15,7 +15,7 @@ from workspace.errors import ConfigError
 from workspace.sweep import cell, execute
 from workspace.sweep.plan import Replay
 from workspace.sweep.protocol import ProtocolError, following
-from workspace.sweep.session import open_session, steps_of
+from workspace.sweep.session import find_workload, open_session, steps_of
 from workspace.sweep.workload import Execution, Program, Runner, Session, Step, Workload
 
 REPLAY = Replay("tests.sweep.standin:ThreeLeases", "small", None, "simulated", 2, 0)
@@ -54,6 +54,14 @@ def test_each_member_is_asked_for(protocol: type, made: Any, name: str) -> None:
 def test_what_follows_is_what_comes_back() -> None:
     session = open_session(REPLAY)
     assert following(Session, session, "m:W") is session
+
+
+def test_a_workload_that_is_only_timed_needs_no_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is found; to replay it is refused."""
+    monkeypatch.delattr(ThreeLeases, "open")
+    assert isinstance(find_workload(REPLAY.workload), ThreeLeases)
+    with pytest.raises(ProtocolError, match="'ThreeLeases', as Workload of .*, has no 'open'"):
+        open_session(REPLAY)
 
 
 def test_a_method_that_takes_other_arguments_is_named() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Collection
 from typing import Any
 
 from workspace.errors import ConfigError
@@ -12,8 +13,13 @@ class ProtocolError(ConfigError):
     """A workload, or something that it made, is not what its protocol asks for: every cell would end so."""
 
 
-def following(protocol: type, made: Any, workload: str) -> Any:
+def following(protocol: type, made: Any, workload: str, but: Collection[str] = ()) -> Any:
     """What a workload made, if it has every member of a class of `workspace.sweep.workload`.
+
+    Parameters
+    ----------
+    but
+        Members that are not needed here.
 
     Raises
     ------
@@ -21,9 +27,10 @@ def following(protocol: type, made: Any, workload: str) -> Any:
         Members are missing, or take other arguments; names the class and them.
     """
     own = {name: member for name, member in vars(protocol).items() if not name.startswith("_")}
-    wrong = [f"has no {name!r}" for name in dict.fromkeys([*protocol.__annotations__, *own]) if not hasattr(made, name)]
+    asked = [name for name in dict.fromkeys([*protocol.__annotations__, *own]) if name not in but]
+    wrong = [f"has no {name!r}" for name in asked if not hasattr(made, name)]
     if not wrong:
-        methods = {name: member for name, member in own.items() if inspect.isfunction(member)}
+        methods = {name: member for name, member in own.items() if name in asked and inspect.isfunction(member)}
         wrong = [f"has another {name!r}: {said}" for name in methods if (said := _other(methods[name], made, name))]
     if wrong:
         raise ProtocolError(

@@ -60,7 +60,7 @@ def _made(name: str, entry: Any) -> Workload:
     except TypeError as error:
         remedy = "give MODULE:CLASS, of a class that is made without arguments"
         raise ConfigError(f"there is no workload {name!r}: {error}", remedy) from None
-    workload: Workload = following(Workload, made, name)
+    workload: Workload = following(Workload, made, name, but=("open",))  # which `timed` does without
     return workload
 
 
@@ -72,7 +72,7 @@ def open_session(replay: Replay) -> Session:
     Unsupported
         The workload does not run on the driver.
     ProtocolError
-        What it opens is no `Session`.
+        It is no `Workload`, or what it opens no `Session`.
     WorkspaceError
         The workload refuses the model or the trace.
     """
@@ -82,6 +82,7 @@ def open_session(replay: Replay) -> Session:
             f"workload {replay.workload!r} does not run on the {replay.driver!r} driver",
             f"choose --driver {' or '.join(workload.drivers)}",
         )
+    following(Workload, workload, replay.workload)
     opened = workload.open(replay.model or workload.models[0], replay.trace, replay.seed)
     session: Session = following(Session, opened, replay.workload)
     return session
