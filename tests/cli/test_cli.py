@@ -115,7 +115,9 @@ def test_a_workload_whose_module_imports_what_is_absent_names_that(tmp_path: Pat
     (tmp_path / "lacking.py").write_text("import absent_package\n")
     command = [sys.executable, "-m", "workspace", "sweep", "--workload", "lacking:Mine"]
     root = str(Path(workspace.__file__).parents[1])
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": root})
+    packages = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": packages}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 2 and "imports what is not installed: No module named 'absent_package'" in done.stderr
 
 

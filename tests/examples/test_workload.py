@@ -82,7 +82,7 @@ def test_the_whole_workload_is_a_file_that_runs(tmp_path: Path) -> None:
     assert block == EXAMPLE["mlp.py"] and block.isascii()
     (tmp_path / "mine.py").write_text(block, encoding="utf-8")
     command = [sys.executable, "-m", "workspace", "sweep", "--workload", "mine:MLP", "--jobs", "1", "--steps", "4"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
     done = subprocess.run(
         [*command, "--mode", "eager", "--out", "."], cwd=tmp_path, env=environment, capture_output=True, text=True
     )

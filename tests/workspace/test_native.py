@@ -336,8 +336,9 @@ def references(paths: Paths) -> tuple[int, ...]:
 def test_nothing_leaks(strategy: str, path: str) -> None:
     """Ten thousand rounds leave as many objects and references as a thousand."""
     cycles = 10_000 if path in ("lease", "fork") else 2_000
-    leaked = grown(strategy, getattr(Paths, path), cycles)
-    assert all(-cycles // 10 < one < cycles // 10 for one in leaked), leaked
+    objects, *kept = grown(strategy, getattr(Paths, path), cycles)
+    # Fewer objects are what earlier tests have left to the collector; fewer references are one too many given back.
+    assert objects < cycles // 10 and all(-cycles // 10 < one < cycles // 10 for one in kept), (objects, kept)
 
 
 @cpp
