@@ -28,6 +28,6 @@ def changed(request: Request, block: Block, tensors: Iterable[Any]) -> tuple[str
             return extent.name, f"has strides {tensor.stride()}"
         if tensor.requires_grad:
             return extent.name, "requires a gradient"
-        if extent.nbytes and request.timeline.driver.address_of(tensor) != start + extent.offset:
+        if extent.nbytes and tensor.data_ptr() != start + extent.offset:
             return extent.name, "is of other bytes"
     return None

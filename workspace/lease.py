@@ -372,18 +372,22 @@ class Lease(Pinnable):
                 self._empty_slots()
             self._state = IDLE
             del self.held[self]
-            if kind is not None and self._renewed(block, self.workspace.provider):
-                block.lent = block.views[self.request]
-                block.first = first_three(block.lent)
-            block.shelf.append(block)  # type: ignore[union-attr]
+            try:
+                if kind is not None and self._renewed(block, self.workspace.provider):
+                    block.lent = block.views[self.request]
+                    block.first = first_three(block.lent)
+            finally:
+                block.shelf.append(block)  # type: ignore[union-attr]
             if replaced is not None and kind is None:
                 raise replaced
         elif self._state > PLAIN:
             lent = self._tensors if self._state == FULL else self._lent()
             replaced = self._replaced(first_three(lent or []))
-            if kind is not None and self._block is not None:
-                self._renewed(self._block, self._provider)
-            self._release()
+            try:
+                if kind is not None and self._block is not None:
+                    self._renewed(self._block, self._provider)
+            finally:
+                self._release()
             if replaced is not None and kind is None:
                 raise replaced
 

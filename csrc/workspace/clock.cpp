@@ -44,12 +44,18 @@ bool number(PyObject* given, long long* value) {
 
 Py_ssize_t length(PyObject* self) { return Seen::of(self)->size; }
 
-PyObject* subscript(PyObject* self, PyObject* key) {
+// What there is of a stream; null without an exception where there is nothing.
+const Seen::Entry* found(PyObject* self, PyObject* key) {
   long long stream;
   if (!number(key, &stream)) return nullptr;
   const Seen::Entry* const at = place(*Seen::of(self), stream);
-  if (is_there(*Seen::of(self), at, stream)) return PyLong_FromLongLong(at->epoch);
-  PyErr_SetObject(PyExc_KeyError, key);
+  return is_there(*Seen::of(self), at, stream) ? at : nullptr;
+}
+
+PyObject* subscript(PyObject* self, PyObject* key) {
+  const Seen::Entry* const at = found(self, key);
+  if (at != nullptr) return PyLong_FromLongLong(at->epoch);
+  if (!PyErr_Occurred()) PyErr_SetObject(PyExc_KeyError, key);
   return nullptr;
 }
 
@@ -63,37 +69,33 @@ int assign(PyObject* self, PyObject* key, PyObject* value) {
 }
 
 PyObject* get(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
-  long long stream;
   if (count < 1 || count > 2) {
     PyErr_Format(PyExc_TypeError, "get takes a stream and what to return for one not seen, not %zd arguments", count);
     return nullptr;
   }
-  if (!number(arguments[0], &stream)) return nullptr;
-  const Seen::Entry* const at = place(*Seen::of(self), stream);
-  if (is_there(*Seen::of(self), at, stream)) return PyLong_FromLongLong(at->epoch);
-  return Py_NewRef(count == 2 ? arguments[1] : Py_None);
+  const Seen::Entry* const at = found(self, arguments[0]);
+  if (at != nullptr) return PyLong_FromLongLong(at->epoch);
+  return PyErr_Occurred() ? nullptr : Py_NewRef(count == 2 ? arguments[1] : Py_None);
+}
+
+Ref as_dict(PyObject* self) {
+  Ref dict(PyDict_New());
+  for (Py_ssize_t at = 0; dict && at < Seen::of(self)->size; ++at) {
+    const Seen::Entry& one = Seen::of(self)->entries[at];
+    const Ref stream(PyLong_FromLongLong(one.stream)), epoch(PyLong_FromLongLong(one.epoch));
+    if (!stream || !epoch || PyDict_SetItem(dict.get(), stream.get(), epoch.get())) return Ref();
+  }
+  return dict;
 }
 
 PyObject* keys(PyObject* self, PyObject*) {
-  const Seen& of = *Seen::of(self);
-  Ref found(PyList_New(of.size));
-  for (Py_ssize_t at = 0; found && at < of.size; ++at) {
-    PyObject* const key = PyLong_FromLongLong(of.entries[at].stream);
-    if (key == nullptr) return nullptr;
-    PyList_SET_ITEM(found.get(), at, key);
-  }
-  return found.release();
+  const Ref dict = as_dict(self);
+  return dict ? PyDict_Keys(dict.get()) : nullptr;
 }
 
 PyObject* items(PyObject* self, PyObject*) {
-  const Seen& of = *Seen::of(self);
-  Ref found(PyList_New(of.size));
-  for (Py_ssize_t at = 0; found && at < of.size; ++at) {
-    PyObject* const pair = Py_BuildValue("(LL)", of.entries[at].stream, of.entries[at].epoch);
-    if (pair == nullptr) return nullptr;
-    PyList_SET_ITEM(found.get(), at, pair);
-  }
-  return found.release();
+  const Ref dict = as_dict(self);
+  return dict ? PyDict_Items(dict.get()) : nullptr;
 }
 
 PyObject* iterate(PyObject* self) {
@@ -102,12 +104,6 @@ PyObject* iterate(PyObject* self) {
 }
 
 PyObject* copy(PyObject* self, PyObject*) { return Seen::of(self)->copy().release(); }
-
-Ref as_dict(PyObject* one) {
-  const Ref pairs(items(one, nullptr));
-  Ref dict(pairs ? PyDict_New() : nullptr);
-  return dict && PyDict_MergeFromSeq2(dict.get(), pairs.get(), 1) == 0 ? std::move(dict) : Ref();
-}
 
 PyObject* compare(PyObject* self, PyObject* other, int how) {
   if (how != Py_EQ && how != Py_NE) Py_RETURN_NOTIMPLEMENTED;

@@ -54,3 +54,22 @@ def test_another_error_keeps_the_tensors() -> None:
             raise ValueError("mine")
     assert found[0] is found[1] is found[2]
     ws.close()
+
+
+@pytest.mark.parametrize("form", BOTH, indirect=True)
+@pytest.mark.parametrize("several", [False, True])
+def test_a_look_that_fails_loses_nothing(several: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes come back whatever the look meets."""
+
+    def fails(*_: object) -> None:
+        raise KeyError("look")
+
+    monkeypatch.setattr(lease, "changed", fails)
+    ws = workspace.create("event_fenced", device="cpu")
+    for _ in range(3):
+        with pytest.raises(KeyError, match="look"), ws.lease(PAIR, T=2) as failed:
+            if several:
+                ws.use(failed, ws.stream("other"))
+            raise ValueError("mine")
+        assert ws.snapshot().allocated == 0
+    ws.close()
