@@ -31,7 +31,8 @@ bool may_look(const Ref& request, const Ref& timeline) {
 bool found(Handover& on, Order& order, const Ref& key) {
   on.pool = parts.request_.lender.get(on.request);
   on.stream = order.of(key);
-  if (!on.stream || !parts.stream_.capture.get(on.stream).is(Py_None) || !parts.stream_.exact.get(on.stream).is(Py_False)) {
+  if (!on.stream || !parts.stream_.capture.get(on.stream).is(Py_None) ||
+      !parts.stream_.exact.get(on.stream).is(Py_False)) {
     return false;
   }
   Ref largest = parts.pool_.largest.get(on.pool);

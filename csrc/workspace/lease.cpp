@@ -120,7 +120,8 @@ PyObject* exit(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   const Ref stream = parts.block_.stream.get(block), shelf = parts.block_.shelf.get(block);
   const Ref held = parts.holding_.held.get(self);
   PyObject* const clock = stream ? parts.stream_.clock.get(stream).get() : nullptr;
-  if (!Clock::is_one(clock) || !shelf || !PyList_Check(shelf.get()) || !held || !PyDict_Check(held.get()) || !unchanged(self, block)) {
+  if (!Clock::is_one(clock) || !shelf || !PyList_Check(shelf.get()) || !held || !PyDict_Check(held.get()) ||
+      !unchanged(self, block)) {
     return python(native, self, arguments, count);
   }
   Ref epoch(PyLong_FromLongLong(Clock::of(clock)->epoch));
