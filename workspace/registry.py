@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, update_wrapper
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
@@ -125,7 +125,10 @@ def _installed(point: EntryPoint) -> StrategyEntry:
     written = _written(point)
 
     def load() -> StrategyFactory:
-        return lambda timeline, config: _made(point.name, written, factory, timeline, config)
+        def checked(timeline: Timeline, config: WorkspaceConfig) -> WorkspaceProvider:
+            return _made(point.name, written, factory, timeline, config)
+
+        return update_wrapper(checked, factory, updated=())  # of the package's module, which reports name
 
     return StrategyEntry(point.name, unusable or lines[0], safe is True and not unusable, load, unusable, written)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -37,13 +38,13 @@ class Hasty(EventFenced):
 
 
 class Raising(EventFenced):
-    """Has a fault of its own on any stream but the first."""
+    """Has a fault on any stream but the first, which another file's code raises."""
 
     name = "raising"
 
     def _search(self, request: Request, stream: Stream) -> Block:
         if stream.key != 1:
-            return {0: super()._search(request, stream)}[stream.key]  # the line that is named
+            return UserDict({0: super()._search(request, stream)})[stream.key]  # the line that is named
         return super()._search(request, stream)
 
 
