@@ -29,6 +29,13 @@ class Reservation:
         beside = self._side_by_side[lane or ""]
         beside[request] = max(beside.get(request, 0), nbytes)
 
+    def with_one(self, request: Request, *, lane: str | None, phase: str | None, count: int) -> Reservation:
+        """What would be declared with one more."""
+        more = Reservation()
+        more._bounds.update({key: dict(bounds) for key, bounds in self._bounds.items()})
+        more.add(request, lane=lane, phase=phase, count=count)
+        return more
+
     def nbytes(self, *, micro_batches: int, headroom: float) -> int:
         """Bytes for every lane's graphs and for eager leases of every micro-batch."""
         total = 0

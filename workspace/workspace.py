@@ -506,13 +506,35 @@ class Workspace:
             The lease is taken inside captures of this lane.
         count
             How many leases of it live at once, at least 1.
+
+        Raises
+        ------
+        LockError
+            The workspace is locked and holds less than would then be declared. Nothing has changed. What fits, and what
+            was declared before, may be declared at any time.
         """
         argument.integer("count", count, least=1)
         for what, given in (("lane", lane), ("phase", phase)):
             if given is not None:
                 argument.name(what, given)
         request = self._request(layout, False, dims)
+        if self.locked:
+            self._refuse_larger(self._reservation.with_one(request, lane=lane, phase=phase, count=count), request)
         self._reservation.add(request, lane=lane, phase=phase, count=count)
+
+    def _refuse_larger(self, declared: Reservation, request: Request) -> None:
+        """Of a pool that is locked: the bytes would not be there when the lease comes."""
+        if getattr(self.strategy_object, "pool", None) is None:
+            return
+        with self.timeline.lock:
+            held = sum(self.provider.held().slabs)
+        asked = declared.nbytes(**self._multiples)
+        if asked > max(held, self._reservation.nbytes(**self._multiples)):
+            raise LockError(
+                f"{request!r} is declared after lock(): with it {asked} bytes are declared, and {self!r} holds {held}",
+                "declare before reserve() and lock(), or unlock() first, then reserve() and lock() again",
+                owner=request.owner, asked=asked, capacity=held,
+            )  # fmt: skip
 
     def reserve(self, *, spare: int = 0) -> int:
         """Hold the declared bytes, in one slab. Call before captures and before the KV cache is sized.
@@ -536,7 +558,7 @@ class Workspace:
             timeline.ready()
             if timeline.current().capture is not None:
                 raise CaptureError("reserve() inside a capture", "reserve before the capture begins")
-            sizes: dict[str, Any] = {"micro_batches": self.config.micro_batches, "headroom": self.config.headroom}
+            sizes = self._multiples
             nbytes, beside = self._reservation.nbytes(**sizes), self._reservation.side_by_side(**sizes)
             if nbytes < beside <= min(nbytes + spare, self.config.capacity or beside):
                 nbytes = beside
@@ -546,6 +568,11 @@ class Workspace:
                 if pool is not None:
                     pool.roomy = nbytes >= beside
             return nbytes + sum(child.reserve(spare=spare) for child in self._own_children())
+
+    @property
+    def _multiples(self) -> dict[str, Any]:
+        """What declared bytes are multiplied by."""
+        return {"micro_batches": self.config.micro_batches, "headroom": self.config.headroom}
 
     def lock(self) -> None:
         """Forbid growth from now on: a request that does not fit is refused. Twice is no error.

@@ -149,6 +149,46 @@ def test_a_lock_with_nothing_reserved_says_so(strategy: str) -> None:
         ws.acquire(BYTES, N=MIB)
 
 
+@pytest.mark.parametrize("strategy", BLOCKS)
+def test_what_is_declared_after_lock_must_fit(strategy: str) -> None:
+    """Else it would be refused at its lease only; unlocked, it is reserved. What was declared, or fits, is no error."""
+    _, ws = scene(strategy, reserve=SLAB - 1024, micro_batches=2)
+    ws.lock()
+    for nbytes in (SLAB - 1024, 1024):
+        ws.declare(BYTES, N=nbytes)
+    ws.owner("draft").declare(BYTES, N=1024)  # in the rest of the slab
+    with pytest.raises(LockError, match=rf"other\(N={SLAB}\): {SLAB} bytes is declared after lock\(\)") as caught:
+        ws.owner("draft").declare(OTHER, N=SLAB)
+    assert (caught.value.fields["capacity"], caught.value.fields["asked"]) == (ws.snapshot().reserved, 4 * SLAB)
+    assert "unlock() first" in caught.value.remedy
+    assert ws.reserve() == 2 * SLAB  # nothing has changed
+    ws.unlock()
+    ws.declare(OTHER, N=SLAB)
+    ws.reserve()
+    ws.lock()
+    with ws.lease(OTHER, N=SLAB):
+        pass
+
+
+@pytest.mark.parametrize("strategy", BLOCKS)
+def test_what_was_declared_before_a_lock_without_reserve_may_be_declared_again(strategy: str) -> None:
+    """It is no more than before; what more is, is refused though nothing is held."""
+    _, ws = scene(strategy)
+    ws.declare(BYTES, N=MIB)
+    ws.lock()
+    ws.declare(BYTES, N=MIB)
+    with pytest.raises(LockError, match="holds 0"):
+        ws.declare(BYTES, N=2 * MIB)
+
+
+@pytest.mark.parametrize("strategy", ["caching", "upstream", "unfenced"])
+def test_without_a_pool_anything_is_declared_after_lock(strategy: str) -> None:
+    """The lock has no effect there, or is that of each layout's place."""
+    _, ws = scene(strategy, allow_unsafe=True)
+    ws.lock()
+    ws.declare(BYTES, N=SLAB)
+
+
 def test_lock_and_unlock() -> None:
     """Twice is no error; unlocked, the pool grows again."""
     _, ws = scene(reserve=MIB)
