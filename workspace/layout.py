@@ -206,7 +206,7 @@ class Layout:
         Only the unsafe strategy ``unfenced`` reads it: layouts of one family overlay each other, as the
         families of the reverted pool did.
     **specs
-        The tensors, by the attribute name they get on the lease.
+        The tensors, by the attribute name they get on the lease. None at all is no error: a lease of it holds nothing.
 
     Examples
     --------

@@ -59,6 +59,11 @@ def _finish(timeline: Timeline, persistent: Persistent, strategy: WorkspaceProvi
         strategy.close()
 
 
+def _described(tensor: Any, address: int) -> str:
+    """A tensor as its owner may recognise it."""
+    return f"{type(tensor).__name__} {tuple(tensor.shape)} {tensor.dtype} at {address:#x}"
+
+
 Result = TypeVar("Result")
 
 REQUESTS_KEPT = 2048
@@ -361,7 +366,10 @@ class Workspace:
         return Branch(self.timeline, self.timeline.of(stream).key)
 
     def fork(self, *streams: Stream) -> Fork:
-        """Fork the current stream to others, and join them on exit; see `Fork`."""
+        """Fork the current stream to others, and join them on exit; see `Fork`.
+
+        Without streams nothing is forked: where side streams are a setting, their list may be empty.
+        """
         return Fork(self.timeline, self.timeline.all_of(streams))
 
     def event(self) -> WorkspaceEvent:
@@ -409,8 +417,8 @@ class Workspace:
             target.capture.memory.append(tensor)
         elif tensor.numel() and not self.timeline.call(self.driver.record_use, tensor, target.key):
             raise LateUse(
-                f"a use of {type(tensor).__name__} at {self.driver.address_of(tensor):#x} is declared, whose bytes the "
-                "device's allocator did not hand out",
+                f"a use of {_described(tensor, self.driver.address_of(tensor))} is declared, whose bytes the device's "
+                "allocator did not hand out",
                 "declare uses of leases and of the device's own tensors, in the thread that acquired the lease",
             )
 
@@ -426,7 +434,7 @@ class Workspace:
         if not tensor.numel() or not self.provider.lends_tensors:
             return None
         raise LateUse(
-            f"a use of {type(tensor).__name__} at {address:#x} is declared, and no live lease of this thread holds it",
+            f"a use of {_described(tensor, address)} is declared, and no live lease of this thread holds it",
             "declare uses before the release, in the thread that acquired the lease",
             address=address,
         )
@@ -818,10 +826,12 @@ class Workspace:
         if self._root is not None:
             owners = {owner: nbytes for owner, nbytes in owners.items() if owner.startswith(f"{self.name}/")}
             held, graphs = sum(owners.values()), 0
-        if held or graphs:
+        what = [f"{graphs} graphs exist"] if graphs else []
+        if held:
+            what.append(f"{held} bytes are on lease{named(owners)}")
+        if what:
             raise LockError(
-                f"close() of {self!r} while {held} bytes are on lease{named(owners)} and {graphs} graphs exist",
-                "release leases, single tensors and graphs first",
+                f"close() of {self!r} while {' and '.join(what)}", "release leases, single tensors and graphs first"
             )
 
     def __enter__(self) -> Workspace:

@@ -52,6 +52,13 @@ def test_none_and_streams_of_another_device_are_refused(device: Device, driver: 
         driver.stream_key(77)
 
 
+@pytest.mark.parametrize(("wrong", "remedy"), [("aux", "pass ws.stream('aux'), "), (1.5, "pass ws.stream(name), ")])
+def test_who_passes_a_name_is_told_how_to_get_its_stream(driver: SimulatedDriver, wrong: object, remedy: str) -> None:
+    with pytest.raises(StreamError) as caught:
+        driver.stream_key(wrong)
+    assert caught.value.remedy.startswith(remedy)
+
+
 def test_raw_handles_are_identified_anew_at_each_call(device: Device, driver: SimulatedDriver) -> None:
     handle = device.new_raw_stream()
     first = driver.stream_key(handle)

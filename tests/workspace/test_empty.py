@@ -36,6 +36,19 @@ def test_an_empty_lease_is_as_short_as_any_other(strategy: str) -> None:
     assert calls(ws) == before and ws.snapshot().slabs == ()
 
 
+@pytest.mark.parametrize("strategy", ["caching", *POOLED])
+def test_a_layout_without_tensors_is_leased_like_any_other(strategy: str) -> None:
+    """It holds nothing: where an op needs no scratch for some settings, the code around it stays as it is."""
+    _, ws = scene(strategy, steady=True, allow_unsafe=True)
+    nothing, before = Layout("nothing"), calls(ws)
+    ws.declare(nothing)
+    assert ws.reserve() == 0
+    for _ in range(2):
+        with ws.lease(nothing) as lease:
+            assert lease.nbytes == 0 and lease.tensors == {}
+    assert calls(ws) <= before + 1 and ws.snapshot().slabs == ()
+
+
 @pytest.mark.parametrize("strategy", POOLED)
 def test_what_is_asked_for_at_an_empty_lease_is_heard(strategy: str) -> None:
     """A stream, zeros, an adaptor: the lease takes the long way, and nothing is kept for it."""

@@ -78,8 +78,11 @@ class SimulatedDriver:
         elif hasattr(stream, "key"):
             number = stream.key
         if not isinstance(number, int) or isinstance(number, bool):
+            named = f"ws.stream({stream!r})" if isinstance(stream, str) and stream else "ws.stream(name)"
             raise StreamError(
-                f"{stream!r} is not a stream", "pass a stream object (ws.stream(name) makes one), a raw handle or a key"
+                f"{stream!r} is not a stream",
+                f"pass {named}, an object with __cuda_stream__ or a raw handle; omit the argument for the caller's "
+                "current stream",
             )
         with self.simulated.lock:
             if number < FIRST_HANDLE:
