@@ -826,12 +826,12 @@ class Workspace:
         if self._root is not None:
             owners = {owner: nbytes for owner, nbytes in owners.items() if owner.startswith(f"{self.name}/")}
             held, graphs = sum(owners.values()), 0
-        what = [f"{graphs} graphs exist"] if graphs else []
+        found = [f"{graphs} graphs exist"] if graphs else []
         if held:
-            what.append(f"{held} bytes are on lease{named(owners)}")
-        if what:
+            found.append(f"{held} bytes are on lease{named(owners)}")
+        if found:
             raise LockError(
-                f"close() of {self!r} while {' and '.join(what)}", "release leases, single tensors and graphs first"
+                f"close() of {self!r} while {' and '.join(found)}", "release leases, single tensors and graphs first"
             )
 
     def __enter__(self) -> Workspace:
