@@ -71,7 +71,7 @@ def test_the_race_is_explained_by_its_own_numbers() -> None:
         assert said in PAGE.replace("\n", " ")
 
 
-@pytest.mark.parametrize(("strategy", "verdict"), zip(STRATEGIES, ("SAFE", "UNSAFE", "UNSAFE"), strict=True))
+@pytest.mark.parametrize(("strategy", "verdict"), [*zip(STRATEGIES, ("SAFE", "UNSAFE", "UNSAFE"), strict=True)])
 def test_a_forgotten_join_is_seen_under_a_pool(strategy: str, verdict: str) -> None:
     """Under caching the lease itself waits, as the page says; the joined layer is safe under each."""
     for kind, wanted in ((Unjoined, verdict), (After, "SAFE")):

@@ -52,7 +52,7 @@ def test_every_block_of_the_page_stands_in_the_example(block: str) -> None:
 
 def test_the_page_names_what_there_is() -> None:
     """Files, the command and the table's modes; the entry point is one that a package can have."""
-    linked = [f"docs/{one}" for one in re.findall(r"\]\((.*?)\)", PAGE)]
+    linked = [f"docs/{one}" for one in re.findall(r"\]\((.*?)[#)]", PAGE)]
     for name in re.findall(r"`((?:\w+/)+\w+(?:\.py)?)`", PAGE) + linked:
         assert (ROOT / name).exists(), name
     assert set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`\w+`.*?) \|", PAGE, re.MULTILINE)))) == set(ALL_MODES)
