@@ -171,6 +171,11 @@ def _too_large(ws: workspace.Workspace) -> None:
     ws.acquire(MIXTURE, T=1024)
 
 
+def _declared_late(ws: workspace.Workspace) -> None:
+    reserve(ws, 64)
+    ws.declare(MIXTURE, T=1024)
+
+
 def _not_reserved(ws: workspace.Workspace) -> None:
     with ws.on(ws.stream("main")), ws.capture(), ws.lease(MIXTURE, T=64):
         pass
@@ -206,8 +211,8 @@ def _closed_early(ws: workspace.Workspace) -> None:
 
 
 MADE: list[Callable[[workspace.Workspace], None]] = [
-    _after_release, _late, _other_branch, _to_itself, _too_large, _not_reserved, _break_in_a_branch, _wrong_shape,
-    _second_micro_batch, _with_autograd, _closed_early,
+    _after_release, _late, _other_branch, _to_itself, _too_large, _declared_late, _not_reserved, _break_in_a_branch,
+    _wrong_shape, _second_micro_batch, _with_autograd, _closed_early,
 ]  # fmt: skip
 """In the order of the page."""
 
