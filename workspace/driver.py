@@ -170,8 +170,12 @@ class Driver(Protocol):
     def address_of(self, tensor: Any) -> int:
         """First byte of a tensor's storage range (its data pointer)."""
 
-    def owner_of(self, address: int, nbytes: int, owner: str) -> None:
-        """Attribute bytes to an owner in the device's access log (no effect on a device without one)."""
+    def owner_of(self, address: int, nbytes: int, owner: str, tensors: list[Any] | None = None) -> None:
+        """Attribute bytes to an owner in the device's access log (no effect on a device without one).
+
+        `tensors`: those a lease of the bytes hands out. The device may put others over the same bytes in their place,
+        so that uses of them are told from uses of what an earlier lease has handed out.
+        """
 
     def trim(self) -> None:
         """Return memory cached by the framework's allocator to the device (``empty_cache``).

@@ -328,7 +328,9 @@ class Workspace:
         """The uncommon part of a placement: attribution, zeroing, strict streams."""
         request = lease.request
         if self.driver.attributes:
-            self.driver.owner_of(block.address, block.nbytes, request.owner)
+            # An unsafe strategy lends bytes to several leases at once: none of them is an earlier one.
+            tensors = block.views.get(request) if self.provider.safe else None
+            self.driver.owner_of(block.address, block.nbytes, request.owner, tensors)
         if request.zero and request.payload:
             address = block.address + request.start(block.address)
             self.timeline.call(self.driver.memset, address, request.payload, 0, lease.stream.key)

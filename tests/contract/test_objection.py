@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from workspace.testing.bench import BLOCK
 from workspace.testing.failure import ContractBroken
 from workspace.testing.simulated import SimulatedBench
 
@@ -38,4 +39,19 @@ def test_what_was_not_modelled_is_held_against_it() -> None:
     bench = SimulatedBench("event_fenced", None)
     bench.device.unknown("an opaque kernel")
     with pytest.raises(ContractBroken, match="UNKNOWN: an opaque kernel"):
+        bench.no_race()
+
+
+def test_a_late_access_is_held_against_it() -> None:
+    """A tensor that is used after its bytes were lent again: in order, and wrong."""
+    bench = SimulatedBench("event_fenced", None)
+    with torch.no_grad(), bench.ws.on(bench.main):
+        kept = []
+        for value in (0, 1):
+            with bench.ws.lease(BLOCK, N=64) as lease:
+                kept.append(lease.data)
+                bench.fill(lease.data, value)
+        bench.no_race()
+        bench.fill(kept[0], 2)
+    with pytest.raises(ContractBroken, match="UNSAFE: late access.*(?s:.)*fill 2"):
         bench.no_race()

@@ -62,7 +62,7 @@ def test_alignment_holds_in_a_crowded_slab(strategy: str) -> None:
 @pytest.mark.parametrize("strategy", BLOCKS)
 def test_repeated_leases_reuse_bytes_and_tensors(strategy: str) -> None:
     """The second lease of a layout on a stream gets the same block and the same tensor objects."""
-    _, ws = host(strategy)
+    _, ws = scene(strategy, steady=True)
     with ws.lease(PAIR, T=3) as lease:
         first = lease.q
     with ws.lease(PAIR, T=3) as lease:

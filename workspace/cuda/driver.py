@@ -180,7 +180,7 @@ class CudaDriver:
         with self._graphs.on(stream):
             self._memory.upload(host, offset, self.address_of(tensor), tensor.nbytes)
 
-    def owner_of(self, address: int, nbytes: int, owner: str) -> None:
+    def owner_of(self, address: int, nbytes: int, owner: str, tensors: list[Any] | None = None) -> None:
         """CUDA keeps no access log."""
 
     def trim(self) -> None:

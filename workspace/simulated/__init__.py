@@ -4,6 +4,7 @@ from workspace.simulated.buffer import Buffer
 from workspace.simulated.device import Device
 from workspace.simulated.driver import SimulatedDriver
 from workspace.simulated.graph import SimulatedGraph
+from workspace.simulated.late import LateAccess
 from workspace.simulated.node import Node
 from workspace.simulated.queue import NodeQueue
 from workspace.simulated.race import Access, Race
@@ -17,6 +18,7 @@ __all__ = [
     "Device",
     "Directed",
     "InOrder",
+    "LateAccess",
     "Node",
     "NodeQueue",
     "Race",

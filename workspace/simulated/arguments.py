@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from workspace.simulated.aliases import Alias, Aliases, Opaque, Span
+from workspace.simulated.lendings import Use, lending_of
 from workspace.simulated.operators import Key, Operator
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -32,18 +33,23 @@ class Bound:
         What the shape of the result can depend on.
     reads, writes
         Byte spans. A tensor that is updated in place counts as written only: a write conflicts with all a read does.
+    lent
+        Uses of what has been lent again since.
     written
         Aliases of the tensors the call writes.
     hull
         Whether a span stands for a strided view of too many rows, and covers bytes the call does not touch.
     """
 
-    __slots__ = ("_aliases", "_key", "_operator", "_seen", "args", "hull", "kwargs", "reads", "writes", "written")
+    __slots__ = (
+        "_aliases", "_key", "_operator", "_seen", "args", "hull", "kwargs", "lent", "reads", "writes", "written",
+    )  # fmt: skip
 
     def __init__(self, operator: Operator, args: Any, kwargs: Any, aliases: Aliases, default: torch.dtype) -> None:
         self.reads: list[Span] = []
         self.writes: list[Span] = []
         self.hull = False
+        self.lent: list[Use] = []
         self.written: list[torch.Tensor] = []
         self._operator = operator
         self._aliases = aliases
@@ -76,7 +82,11 @@ class Bound:
         alias = self._alias(value)
         self._key.append(alias.signature)
         self.hull |= alias.hull
-        if key in self._operator.written:
+        writes = key in self._operator.written
+        lending = lending_of(value)
+        if lending is not None:
+            self.lent.append(Use(lending, alias.spans, writes))
+        if writes:
             self.written.append(alias.tensor)
             self.writes += alias.spans
         else:

@@ -20,18 +20,21 @@ not depend on the schedule.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from workspace.errors import DeviceError
 from workspace.simulated.capturing import Capturing
 from workspace.simulated.driver import SimulatedDriver
 from workspace.simulated.engine import Execution
+from workspace.simulated.late import LateAccess
+from workspace.simulated.lendings import Use, hand_out, late_uses
 from workspace.simulated.memory import Kind
 from workspace.simulated.node import Node
 from workspace.simulated.race import Race
 from workspace.simulated.ranges import ranges_of
 from workspace.simulated.schedule import Random, Schedule
+from workspace.simulated.sites import ACQUIRE, call_site
 
 if TYPE_CHECKING:
     import torch
@@ -135,14 +138,17 @@ class Device(Capturing):
                 if fn is not None:
                     fn()
                 return FINISHED
-            return self.submit(
-                state,
-                "launch",
-                label,
-                ranges_of(reads) if reads else (),
-                ranges_of(writes) if writes else (),
-                fn,
-            )
+            reads, writes = tuple(reads), tuple(writes)
+            node = self.submit(state, "launch", label, ranges_of(reads), ranges_of(writes), fn)
+            lent = late_uses(reads, writes)
+            return self.judged(node, lent) if lent else node
+
+    def judged(self, node: Node, lent: Sequence[Use]) -> Node:
+        """A node, whose uses of what has been lent again are judged, too."""
+        if lent and self.judge is not None:
+            with self.lock:
+                self.judge.used(node, lent)
+        return node
 
     def memset(self, address: int, nbytes: int, value: int, stream: int | None = None) -> None:
         """Enqueue a fill with one byte value; a memory node when the stream is capturing."""
@@ -201,6 +207,18 @@ class Device(Capturing):
             if self.judge is not None:
                 self.judge.owners.label(self.tick + 1, address, nbytes, owner)
 
+    def lend(self, address: int, nbytes: int, owner: str, tensors: list[Any] | None = None) -> None:
+        """Lend bytes, so that an access by a tensor of an earlier lease of them is late; reports name `owner`.
+
+        `tensors`: each is replaced by another over the same bytes, for this lease alone. What is lent while a capture
+        is open is never late: a replay's eager breaks use it again, in whatever turn.
+        """
+        with self.lock:
+            if self.judge is not None and nbytes:
+                self.judge.owners.label(self.tick + 1, address, nbytes, owner)
+                lending = self.judge.lendings.lend(address, nbytes, owner, call_site(ACQUIRE) if self.sites else ())
+                hand_out(tensors or [], None if self.captures else lending)
+
     def unknown(self, reason: str) -> None:
         """Something happened that the device does not model: the verdict can no longer be SAFE."""
         with self.lock:
@@ -216,23 +234,33 @@ class Device(Capturing):
         with self.lock:
             return [] if self.judge is None else self.judge.races()
 
+    def late(self) -> list[LateAccess]:
+        """Accesses by a tensor of a lease to bytes that have been lent again since, in order or not.
+
+        Seen are the tensors that a pool's lease hands out, and views of them: those that torch makes inside
+        ``with device:``, and those of virtual tensors. Of many alike one is kept and the rest counted.
+        """
+        with self.lock:
+            return [] if self.judge is None else self.judge.late()
+
     def verdict(self) -> Verdict:
-        """``UNSAFE`` with a race, ``UNKNOWN`` for any of the `reasons`, else ``SAFE``.
+        """``UNSAFE`` with a race or a late access, ``UNKNOWN`` for any other of the `reasons`, else ``SAFE``.
 
         It speaks of the accesses the device was shown: operations of torch with ``execution="deferred"`` and inside
         ``with device:``, others where they are passed to `launch`. Where no operation was, it is ``UNKNOWN``.
         """
         with self.lock:
-            if self.races():
+            if self.races() or self.late():
                 return "UNSAFE"
             return "UNKNOWN" if self.reasons() else "SAFE"
 
     def reasons(self) -> list[str]:
-        """Why it is not ``SAFE`` where no race was found: no log, things not modelled, no operation shown."""
+        """Why it is not ``SAFE`` where no race was found: late accesses, no log, things not modelled, none shown."""
         with self.lock:
             if self.judge is None:
                 return ["the device keeps no log"]
-            return [*self.judge.unmodelled, *([] if self.counters["launch"] else [UNSHOWN])]
+            late = [str(one) for one in self.judge.late()]
+            return [*late, *self.judge.unmodelled, *([] if self.counters["launch"] else [UNSHOWN])]
 
     def driver(self) -> SimulatedDriver:
         """The seam's view of this device, always the same object."""

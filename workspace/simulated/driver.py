@@ -47,7 +47,7 @@ class SimulatedDriver:
         self.empty = simulated.empty
         self.memset = simulated.memset
         self.tensor = simulated.tensor
-        self.owner_of = simulated.label_range
+        self.owner_of = simulated.lend
         self.trim = simulated.empty_cache
         self.map = simulated.map
         self.reclaim = simulated.reclaim

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +12,7 @@ from workspace.simulated.aliases import Aliases
 from workspace.simulated.arguments import Bound
 from workspace.simulated.call import Call
 from workspace.simulated.flags import Flags
+from workspace.simulated.lendings import Use
 from workspace.simulated.operators import Key, Operator
 from workspace.simulated.poison import Poison
 from workspace.simulated.random_state import Draw
@@ -62,14 +63,14 @@ class Enqueueing:
             return made
         label = f"{operator.label} (hull)" if bound.hull else operator.label
         call = Call(operator.call, label, bound.args, bound.kwargs, landing, bound.written, self._now(), start)
-        self._launch(call, bound.reads, bound.writes, stream)
+        self._launch(call, bound.reads, bound.writes, stream, bound.lent)
         return made if not operator.written else returned(operator, args, kwargs, made)
 
-    def _launch(self, call: Call, reads: Any, writes: Any, stream: int) -> Node:
+    def _launch(self, call: Call, reads: Any, writes: Any, stream: int, lent: Sequence[Use] = ()) -> Node:
         if self.witness is not None:
             call.witness, call.ordinal = self.witness, self._enqueued
             self._enqueued += 1
-        return self.device.launch(call.label, reads, writes, call, stream)
+        return self.device.judged(self.device.launch(call.label, reads, writes, call, stream), lent)
 
     def _upload(self, value: Any, label: str) -> Any:
         """Tensors of the device that will hold host values."""

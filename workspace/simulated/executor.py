@@ -17,6 +17,7 @@ from workspace.simulated.aliases import Opaque
 from workspace.simulated.call import Answer
 from workspace.simulated.enqueue import Enqueueing, new_values, returned
 from workspace.simulated.execution import run
+from workspace.simulated.lendings import Use, carry, lending_of
 from workspace.simulated.operators import Kind, Operator, decompose
 from workspace.simulated.random_state import draw
 from workspace.simulated.replays import Replays
@@ -70,7 +71,7 @@ class Executor(Enqueueing):
         operator = OPERATORS.get(id(func)) or self._operator(func)
         kind = operator.kind
         if kind is Kind.IMMEDIATE:
-            return operator.call(*args, **kwargs)
+            return carry(operator.call(*args, **kwargs), args)
         if kind is Kind.COMPOSITE:
             with mode:
                 return decompose(func, args, kwargs)
@@ -90,7 +91,8 @@ class Executor(Enqueueing):
         with device.lock:
             spans = [span for tensor in tensors for span in self.aliases.of(tensor).spans]
             stream = device.current_stream()
-            device.launch(label, reads=spans, stream=stream)
+            lent = [Use(one, self.aliases.of(tensor).spans, False) for tensor in tensors if (one := lending_of(tensor))]
+            device.judged(device.launch(label, reads=spans, stream=stream), lent)
             device.synchronize(stream)
 
     # -- one method per kind -------------------------------------------------------------------------------
@@ -172,7 +174,7 @@ class Executor(Enqueueing):
             bound.kwargs[name] = torch.empty(0, dtype=kwargs[name].dtype)
         stream = self.device.current_stream()
         answer = Answer(operator.call, operator.label, bound.args, bound.kwargs, None, bound.written, self._now())
-        wait(stream, self._launch(answer, bound.reads, bound.writes, stream))
+        wait(stream, self._launch(answer, bound.reads, bound.writes, stream, bound.lent))
         if answer.error is not None:
             raise answer.error
         for name in operator.outputs & bound.kwargs.keys():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from workspace.simulated.access import AccessLog
 from workspace.simulated.frontier import Conflict
+from workspace.simulated.late import LateAccess
+from workspace.simulated.lendings import Lendings, Use
 from workspace.simulated.node import Node, Range
 from workspace.simulated.order import Point
 from workspace.simulated.owners import Owners
@@ -29,6 +31,8 @@ class Judge:
 
     Attributes
     ----------
+    lendings
+        Who has had which bytes since when.
     unmodelled
         Why order or memory is not fully known, and how often; with any reason, the verdict is not SAFE.
     """
@@ -37,11 +41,39 @@ class Judge:
         self._names = names
         self.log = AccessLog(self._report)
         self.owners = Owners()
+        self.lendings = Lendings()
         self.unmodelled: Counter[str] = Counter()
         self._races: dict[tuple[object, ...], dict[tuple[object, ...], Race]] = {}
+        self._late: dict[tuple[object, ...], LateAccess] = {}
 
     def races(self) -> list[Race]:
         return [race for alike in self._races.values() for race in alike.values()]
+
+    def late(self) -> list[LateAccess]:
+        return list(self._late.values())
+
+    def used(self, node: Node, uses: Iterable[Use]) -> None:
+        """A node touches bytes through tensors of leases some of whose bytes have been lent again: perhaps others."""
+        for lending, spans, write in uses:
+            found = lending.over(spans)
+            if found is not None:
+                span, since = found
+                late = self._late.get((node.label, node.stream, write, lending.owner, since.owner))
+                if late is not None:
+                    late.count += 1
+                    continue
+                self._late[node.label, node.stream, write, lending.owner, since.owner] = LateAccess(
+                    self._access(node, span, node, write, ""),
+                    lending.owner,
+                    frames(lending.site),
+                    since.owner,
+                    frames(since.site),
+                )
+
+    def forget(self, address: int, nbytes: int) -> None:
+        """The bytes went back to the device."""
+        self.log.forget(address, address + nbytes)
+        self.lendings.forget(address, address + nbytes)
 
     def settle(self, address: int, nbytes: int, point: Point) -> None:
         """The allocator saw everything up to `point` complete before it handed these bytes out again.

@@ -91,7 +91,7 @@ class Storage(Ordering):
             if isinstance(memory, Buffer):
                 block = memory.block
             else:
-                whole = memory.untyped_storage().data_ptr() if isinstance(memory, torch.Tensor) else memory.base()
+                whole = memory.untyped_storage().data_ptr()
                 block = self.allocator.at(whole)
                 block = block if block is not None and block.tensor else None
             if block is not None:
@@ -131,7 +131,7 @@ class Storage(Ordering):
             self.queue.drain()
             nbytes = self.memory.unmap(address)
             if self.judge is not None:
-                self.judge.log.forget(address, address + nbytes)
+                self.judge.forget(address, nbytes)
 
     def remap(self, address: int) -> None:
         """Put memory behind the addresses of a mapping again. Raises `OutOfMemory`."""
@@ -170,7 +170,7 @@ class Storage(Ordering):
         self.queue.drain()
         nbytes = self.memory.free(address)
         if self.judge is not None:
-            self.judge.log.forget(address, address + nbytes)
+            self.judge.forget(address, nbytes)
 
     def settle(self, address: int, nbytes: int, stamp: Stamp) -> None:
         """The allocator saw the stamp complete and hands the bytes out again."""

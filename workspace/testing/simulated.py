@@ -250,8 +250,8 @@ class SimulatedBench(Bench):
         return self.device.verdict()
 
     def objection(self) -> str:
-        for race in self.device.races():
-            return str(race)
+        for found in (*self.device.races(), *self.device.late()):
+            return str(found)
         return "; ".join(self.device.judge.unmodelled if self.device.judge else ())
 
 
