@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from workspace import native
 from workspace.config import FIELDS, load_config
 from workspace.errors import ConfigError, WorkspaceError
 from workspace.sweep.table import FULL_WIDTH
@@ -41,6 +42,7 @@ class Refusal(click.ClickException):
 class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
+            native.check()
             return super().invoke(ctx)
         except WorkspaceError as error:
             raise Refusal(error) from error
@@ -71,7 +73,7 @@ def _overrides(context: click.Context, parameter: click.Parameter, pairs: tuple[
 @click.option("--set", "overrides", multiple=True, callback=_overrides, metavar="KEY=VALUE")
 def config(file: Path | None, overrides: dict[str, str]) -> None:
     """Show each setting, its value and where the value comes from, and which form of the steady path runs."""
-    from workspace import native, registry
+    from workspace import registry
 
     loaded = load_config(file, overrides=overrides, override_source="command line")
     for name in {loaded.config.strategy, *loaded.config.owners.values()}:

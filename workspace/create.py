@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import torch
 
+from workspace import native
 from workspace.adaptors.compose import compose
 from workspace.config import WorkspaceConfig, load_config
 from workspace.driver import Driver
@@ -45,7 +46,7 @@ def create(
     Raises
     ------
     ConfigError, UnknownStrategy
-        A setting or the strategy's name is not known, or a value not allowed.
+        A setting or the strategy's name is not known, or a value not allowed; ``WORKSPACE_NATIVE`` is no form there is.
     UnsafeStrategy
         The strategy keeps nothing intact and ``allow_unsafe`` is off.
     DeviceError
@@ -56,6 +57,7 @@ def create(
     >>> create("event_fenced").strategy
     'event_fenced'
     """
+    native.check()
     if strategy is not None:
         settings["strategy"] = strategy
     if config is None:

@@ -4,7 +4,7 @@ The C++ methods (``csrc/workspace``) keep their state in the slots of the Python
 leave every other to the Python method they stand in for; so does each of them while a method that it calls inline is
 not what it was. What is no method in C++ serves both forms: the timeline's lock, the streams' clocks, and the verbs of
 CUDA's driver that every fork and fence makes. ``WORKSPACE_NATIVE=0`` keeps to the Python form, ``1`` refuses to do
-without the other.
+without the other, when the first workspace is made.
 """
 
 from __future__ import annotations
@@ -99,7 +99,9 @@ def _bound() -> dict[tuple[type, str], Any]:
     """The methods in C++; none where they are not built, or not wanted."""
     wanted = os.environ.get("WORKSPACE_NATIVE", "")
     if wanted not in ("", "0", "1"):
-        raise ConfigError(f"WORKSPACE_NATIVE={wanted}", "write 0 for the Python form, 1 to demand the one in C++")
+        raise ConfigError(
+            f"WORKSPACE_NATIVE={wanted} is no form", "write 0 for the Python form, 1 to demand the one in C++"
+        )
     if wanted == "0":
         return {}
     try:
@@ -116,7 +118,12 @@ def _bound() -> dict[tuple[type, str], Any]:
         return {}
 
 
-_NATIVE = _bound()
+_NATIVE: dict[tuple[type, str], Any] = {}
+_refusal: ConfigError | None = None
+try:
+    _NATIVE = _bound()
+except ConfigError as error:  # an import that raises would be a traceback, whatever command it is for
+    _refusal = error
 _PYTHON = {(owner, name): owner.__dict__[name] for owner, name in _NATIVE}
 _form = "Python"
 
@@ -124,6 +131,12 @@ _form = "Python"
 def built() -> bool:
     """Whether there is a form in C++."""
     return bool(_NATIVE)
+
+
+def check() -> None:
+    """Raise `ConfigError` where ``WORKSPACE_NATIVE`` asks for what there is not; every workspace is made after it."""
+    if _refusal is not None:
+        raise _refusal.with_traceback(None)
 
 
 def form() -> str:

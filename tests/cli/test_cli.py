@@ -52,6 +52,20 @@ def test_the_module_is_the_command() -> None:
     assert refused.returncode == 2 and "Usage: workspace " in refused.stderr
 
 
+@pytest.mark.parametrize("command", [["-m", "workspace", "config"], ["-m", "dsv4", "generate", "--prompt", "hi"]])
+def test_a_form_that_is_none_is_refused_without_a_traceback(command: list[str]) -> None:
+    """Although the package looks at the variable as soon as it is imported."""
+    environment = {**os.environ, "WORKSPACE_NATIVE": "2"}
+    root = Path(workspace.__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, cwd=root, env=environment, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "Error: WORKSPACE_NATIVE=2 is no form\nRemedy: write 0 for the Python form, 1 to demand the one in C++\n"
+    )
+
+
 def test_strategies_are_listed_with_a_line_each() -> None:
     """Each registered strategy has one line with its summary and whether it is safe."""
     done = run("strategies")

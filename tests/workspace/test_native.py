@@ -92,6 +92,13 @@ def test_a_wrong_wish_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         native._bound()
 
 
+def test_a_wrong_wish_is_refused_by_the_first_workspace() -> None:
+    """And not by the import, which a command line could not catch."""
+    code = "import workspace; print('imported'); workspace.create()"
+    printed = interpreter(code, "yes").splitlines()
+    assert printed[0] == "imported" and printed[-2].startswith("workspace.errors.ConfigError: WORKSPACE_NATIVE=yes")
+
+
 def test_the_variable_is_no_setting() -> None:
     """A workspace's settings come from ``WORKSPACE_*``; this one is the process's."""
     assert config.load_config(env={"WORKSPACE_NATIVE": "0"}).config == config.WorkspaceConfig()
