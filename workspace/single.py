@@ -109,6 +109,8 @@ def lend_single(workspace: Workspace, shape: tuple[int, ...], dtype: torch.dtype
         with torch.inference_mode(False):
             tensor = timeline.driver.tensor(block.slab.buffer, offset, request.extents[0].shape, dtype, single.died)
         workspace.singles[single.address] = single
+        if timeline.driver.attributes:
+            timeline.driver.owner_of(block.address, block.nbytes, request.owner)
         return tensor
 
 

@@ -130,6 +130,25 @@ def test_writes_host_reads_and_repetitions() -> None:
     assert "late access (3 times)" in str(device.late()[0]) and " writes " in str(device.late()[0])
 
 
+def test_a_single_tensor_has_the_bytes_after_a_lease() -> None:
+    """Its own uses are never late, as nobody gets the bytes while it lives; reports name it."""
+    device, ws = deferred("event_fenced")
+    with device:
+        with ws.lease(ROWS, T=4) as s:
+            s.q.fill_(1)
+            kept = s.q
+        single = ws.empty((4, 64), torch.float32, owner="logits")
+        single.fill_(2)
+        part = single[:2]
+        assert kept.sum().item() == 2 * kept.numel()
+        del single
+        with ws.lease(ROWS, T=4) as s:
+            s.q.fill_(3)
+        assert part.sum().item() == 2 * part.numel()
+    (late,) = device.late()
+    assert (late.lease, late.since, late.access.owner) == ("rows", "logits", "logits")
+
+
 def test_copies_are_of_nobody() -> None:
     """A deep copy, or a file, has bytes of its own."""
     device, ws = deferred("event_fenced")
