@@ -20,6 +20,9 @@ Uses = dict[int, int]
 VIEWS_KEPT = 1024
 """Placements of a slab whose tensors are kept."""
 
+WATCHED = 256
+"""After so many tensors that a slab has let go of, or twice those that are alive, it looks which are."""
+
 FREE, TAKEN, GONE = "free", "taken", "gone"
 """A taken block is out on lease or on a shelf."""
 
@@ -46,6 +49,24 @@ class Shelf(list["Block"]):
     def __eq__(self, other: object) -> bool:
         return self is other
 
+    def last(self) -> int:
+        """Bytes of the block that was released last to it; 0 where none waits."""
+        try:
+            return self[-1].nbytes
+        except IndexError:
+            return 0  # also where a lease took the last one meanwhile
+
+    def take(self, nbytes: int) -> Block | None:
+        """The block that was released last to it, if it has so many bytes."""
+        try:
+            block = self.pop()
+        except IndexError:
+            return None
+        if block.nbytes >= nbytes:
+            return block
+        self.append(block)
+        return None
+
 
 class Slab:
     """One allocation that a pool cuts into blocks.
@@ -59,7 +80,9 @@ class Slab:
         finds them again.
     """
 
-    __slots__ = ("__weakref__", "_watched", "address", "buffer", "first", "nbytes", "outer", "start", "views")
+    __slots__ = (
+        "__weakref__", "_most_watched", "_watched", "address", "buffer", "first", "nbytes", "outer", "start", "views",
+    )  # fmt: skip
 
     def __init__(self, buffer: Buffer, start: int, nbytes: int, outer: Block | None = None) -> None:
         self.buffer = buffer
@@ -68,6 +91,7 @@ class Slab:
         self.nbytes = nbytes
         self.outer = outer
         self._watched: list[tuple[str, weakref.ref[Any]]] = []
+        self._most_watched = WATCHED
         self.views: dict[tuple[int, Request], list[Any]] = {}
         self.first = Block(self, 0, nbytes)
 
@@ -128,8 +152,9 @@ class Slab:
         if self.outer is not None:
             self.outer.slab.watch(owner, tensors)
             return
-        if len(self._watched) > 256:
+        if len(self._watched) > self._most_watched:
             self._watched = [entry for entry in self._watched if entry[1]() is not None]
+            self._most_watched = max(WATCHED, 2 * len(self._watched))
         for tensor in tensors:
             storage = tensor.untyped_storage() if hasattr(tensor, "untyped_storage") else tensor
             self._watched.append((owner, weakref.ref(storage)))
@@ -190,16 +215,21 @@ class Block:
 
     def split(self, nbytes: int) -> Block:
         """Cut the block after `nbytes`; return the rest, which carries the same last uses."""
-        rest = Block(self.slab, self.offset + nbytes, self.nbytes - nbytes)
-        rest.home, rest.request, rest.site = self.home, self.request, self.site
+        rest = self.shorten(nbytes)
         rest.uses = dict(self.uses)
         rest.events = dict(self.events) if self.events else None
+        self.drop_views()
+        return rest
+
+    def shorten(self, nbytes: int) -> Block:
+        """Cut off what is behind the first `nbytes`, which keep their tensors; return it, without any last use."""
+        rest = Block(self.slab, self.offset + nbytes, self.nbytes - nbytes)
+        rest.home, rest.request, rest.site = self.home, self.request, self.site
         rest.prev, rest.next = self, self.next
         if self.next is not None:
             self.next.prev = rest
         self.next = rest
         self.nbytes = nbytes
-        self.drop_views()
         return rest
 
     def absorb_next(self) -> None:

@@ -17,7 +17,8 @@ def hand_over(pool: Pool, request: Request, stream: Stream) -> Block | None:
 
     The long way's rule is kept: a block whose use is ordered comes first, and one is fenced only where the long way,
     having emptied all shelves, would find none that is. Neither a free block that fits, or neighbours that do together,
-    may be there for that, nor a shelved one that is ordered: one of these would be in whatever shelved blocks add.
+    may be there for that, nor a shelved one that is ordered: one of these would be in whatever shelved blocks add. What
+    blocks on lease have beyond their requests is left to them (`workspace.refit`).
 
     Called with the timeline's lock held, outside captures.
     """

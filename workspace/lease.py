@@ -15,6 +15,7 @@ from workspace.changed import changed
 from workspace.errors import CaptureError, LateUse, LeaseError, LeaseReleased
 from workspace.handover import hand_over
 from workspace.holding import Held, Pinnable
+from workspace.refit import refit
 from workspace.streams import Stream
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class Lease(Pinnable):
         try:
             block = request.ready[timeline.current_key()].pop()
         except (KeyError, IndexError):  # no shelf for this stream, or nothing on it
-            return self._from_another_stream() or self._acquire()
+            return self._from_another_shelf() or self._acquire()
         self._block = block
         self._t0, self._t1, self._t2 = block.first
         self._state = PLAIN
@@ -93,14 +94,17 @@ class Lease(Pinnable):
         held[self] = None
         return self
 
-    def _from_another_stream(self) -> Lease | None:
-        """With a block that waits for the same request on another stream."""
+    def _from_another_shelf(self) -> Lease | None:
+        """With a block that waits for the same request on another stream, or for its layout at larger dims."""
         request = self.request
         timeline, lender = request.timeline, request.lender
         if lender is None or not request.direct or timeline.in_progress():
             return None
         with timeline.lock:
-            block = None if timeline.busy else hand_over(lender, request, timeline.current())
+            block, stream = None, timeline.current()
+            if not timeline.busy:
+                block = refit(lender, request, stream, self.workspace.provider.tensors)
+                block = block or hand_over(lender, request, stream)
         if block is None:
             return None
         self._take(block)

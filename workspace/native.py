@@ -26,6 +26,7 @@ from workspace.layout import Extent, Layout
 from workspace.lazy import LazyLease
 from workspace.lease import FORKED, IDLE, PLAIN, Lease
 from workspace.pool import Pool
+from workspace.refit import Sizes
 from workspace.request import Request
 from workspace.slot import Slot
 from workspace.strategies.caching import Caching
@@ -53,6 +54,7 @@ _GIVEN: dict[str, Any] = {
                 Pool,
                 Request,
                 Shelf,
+                Sizes,
                 Slab,
             ),
             *(Slot, Stream, Timeline, Upstream, Workspace, DriverError, WorkspaceError),
@@ -73,10 +75,11 @@ _INLINED: dict[type, str] = {
     Fork: "__init__ _enclose _join _leave _still_held _encloses branches_of",
     Branch: "__init__",
     Held: "acquired_inside forks_around _behind",
-    Lease: "forked unforked of _from_another_stream _take",
+    Lease: "forked unforked of _from_another_shelf _take",
     LazyLease: "forked unforked _receive _make _note _follow _keep _give_back",
     Request: "start positions keep",
-    Pool: "largest",
+    Pool: "largest refitted",
+    Sizes: "take",
     Explanations: "fence",
     Caching: "place fresh received returned unordered",
     Upstream: "place fresh received returned",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 
-from workspace.block import FREE, GONE, TAKEN, Block, Shelf, Slab, size_of
+from workspace.block import FREE, GONE, TAKEN, Block, Shelf, Slab, Uses, size_of
 from workspace.errors import CapacityError
 from workspace.free import FreeBlocks
 from workspace.layout import MAX_BYTES
@@ -84,13 +84,15 @@ class Pool:
         Whether all that was declared fits side by side: then large blocks wait on shelves like small ones.
     hands_over
         Whether a shelved block goes to another stream the short way; see `workspace.handover`.
+    refits
+        Whether a shelved block serves smaller dims of its layout; see `workspace.refit`.
     elided
         Uses on other streams that needed no fence, because the clocks show them ordered.
     """
 
     __slots__ = (
-        "_largest", "_shelved", "by_streams", "elided", "free", "hands_over", "home", "large_shelved", "roomy",
-        "shelves", "slabs", "source", "taken", "timeline", "two_ends",
+        "_largest", "_longer", "_shelved", "by_streams", "elided", "free", "hands_over", "home", "large_shelved",
+        "refits", "roomy", "shelves", "slabs", "source", "taken", "timeline", "two_ends",
     )  # fmt: skip
 
     def __init__(self, timeline: Timeline, source: Source, home: Callable[[Stream], Home]) -> None:
@@ -105,10 +107,12 @@ class Pool:
         self.two_ends = False
         self.roomy = False
         self.hands_over = False
+        self.refits = False
         self.elided = 0
         self._shelved = 0
         self.large_shelved = False
         self._largest: int | None = None
+        self._longer: dict[Block, Uses] = {}  # than their requests; last uses of what they have beyond
 
     # -- shelves ---------------------------------------------------------------------------------------------
     def shelve(self, block: Block, request: Request, stream: Stream) -> None:
@@ -118,15 +122,32 @@ class Pool:
             # What waits on shelves counts as taken: only without the large of them is it known how much others take.
             if self._crowded(block, held):
                 self.take_back_large()
+                self._shorten()
             if self._crowded(block, held):
                 self.put(block)
                 return
             self.large_shelved = True
         request.lender = self
-        self.shelves[request.shelve(block, stream)] = None
+        shelf = request.shelve(block, stream)
+        request.sizes.add(shelf, stream)
+        self.shelves[shelf] = None
         self._shelved += 1
         if self._shelved > SHELVED_BLOCKS:
             self.consolidate()
+
+    def refitted(self, block: Block, shelf: Shelf, before: Shelf) -> None:
+        """Note that a block comes back to another shelf than before, of its layout at other dims."""
+        request, stream = block.request, block.stream
+        assert request is not None and stream is not None
+        if block.nbytes > request.nbytes:
+            self._longer[block] = {stream.id: block.epoch}
+        else:
+            self._longer.pop(block, None)
+        request.lender = self
+        request.sizes.add(shelf, stream)
+        self.shelves[shelf] = None
+        if not before.blocks:
+            self.shelves.pop(before, None)
 
     def take_back_large(self) -> None:
         """Coalesce the large blocks that wait on shelves; in a roomy pool they stay."""
@@ -154,6 +175,7 @@ class Pool:
     def put(self, block: Block) -> None:
         """Take a released block back and coalesce it."""
         block.leave_shelf()
+        self._longer.pop(block, None)
         self.taken -= block.nbytes
         self._insert(block)
 
@@ -165,7 +187,8 @@ class Pool:
     @property
     def allocated(self) -> int:
         """Bytes out on lease."""
-        return self.taken - sum(block.nbytes for block in self.shelved())
+        waiting = list(self.shelved())
+        return self.taken - size_of(waiting) - sum(self._beyond(block) for block in self._longer.keys() - set(waiting))
 
     def on_loan(self) -> dict[str, int]:
         """Bytes out on lease by owner, in the order of their addresses."""
@@ -173,8 +196,12 @@ class Pool:
         for slab in self.slabs:
             for block in slab.blocks():
                 if block.state == TAKEN and block.request is not None and id(block) not in shelved:
-                    found[block.request.owner] = found.get(block.request.owner, 0) + block.nbytes
+                    found[block.request.owner] = found.get(block.request.owner, 0) + block.nbytes - self._beyond(block)
         return found
+
+    def _beyond(self, block: Block) -> int:
+        """Bytes that a block on lease has beyond its request."""
+        return block.nbytes - block.request.nbytes if block in self._longer and block.request is not None else 0
 
     # -- the search ------------------------------------------------------------------------------------------
     def ordered(self, nbytes: int, stream: Stream, home: Home) -> Block | None:
@@ -373,24 +400,33 @@ class Pool:
         self._insert(run[0], coalesce=False)
 
     def consolidate(self) -> bool:
-        """Empty all shelves into the free blocks; returns whether there was anything on them."""
+        """Empty all shelves into the free blocks, with what leases have beyond their requests; whether that is any."""
         found = self._empty_shelves(0)
+        found = self._shorten() or found
         self._shelved = 0
         self.large_shelved = False
         return found
+
+    def _shorten(self) -> bool:
+        """Take back what blocks have beyond their requests, whose tensors stay; whether there was anything."""
+        longer, self._longer = self._longer, {}
+        for block, uses in longer.items():
+            assert block.request is not None
+            rest = block.shorten(block.request.nbytes)
+            rest.uses = uses
+            self.taken -= rest.nbytes
+            self._insert(rest)
+        return bool(longer)
 
     def _empty_shelves(self, least: int) -> bool:
         """Take back what waits on shelves of blocks of at least so many bytes; whether there was anything."""
         found = False
         for shelf in list(self.shelves):
-            while shelf:
+            for block in [block for block in list(shelf) if block.nbytes >= least]:
                 try:
-                    block = shelf.pop()
-                except IndexError:
-                    break  # a lease took the last one meanwhile
-                if block.nbytes < least:
-                    shelf.append(block)
-                    break
+                    shelf.remove(block)
+                except ValueError:
+                    continue  # a lease took it meanwhile
                 assert block.stream is not None
                 block.uses, block.events = {block.stream.id: block.epoch}, None
                 self.put(block)

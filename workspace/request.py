@@ -41,6 +41,8 @@ class Request:
     shelves, ready
         The provider's shelves by stream key, and those a lease may take from by itself: the same where the request is
         direct, or without bytes, none otherwise.
+    sizes
+        The shelves of its layout's requests, whatever their dims.
     lender
         The pool that has put a block on a shelf of it; None before.
     notes, noted
@@ -53,7 +55,8 @@ class Request:
 
     __slots__ = (
         "_positions", "align", "dims", "direct", "extents", "index", "key", "lead", "lease_type", "lender", "nbytes",
-        "__weakref__", "noted", "notes", "owner", "payload", "ready", "resolved", "shelves", "timeline", "zero",
+        "__weakref__", "noted", "notes", "owner", "payload", "ready", "resolved", "shelves", "sizes", "timeline",
+        "zero",
     )  # fmt: skip
 
     def __init__(
@@ -74,6 +77,7 @@ class Request:
         self.shelves: dict[int, Shelf] = {}
         kept = self.direct or (workspace.direct and lends and not zero and not resolved.nbytes)
         self.ready = self.shelves if kept else {}
+        self.sizes = workspace.sizes(layout)
         self.lender: Pool | None = None
         self.notes: list[Note] = []
         self.noted: Tally | None = None

@@ -36,6 +36,7 @@ from workspace.layout import ALIGNMENT, Layout, Resolved, TensorSpec, round_up
 from workspace.lease import IDLE, Lease
 from workspace.pool import named
 from workspace.provider import WorkspaceProvider
+from workspace.refit import Sizes
 from workspace.request import Request
 from workspace.reservation import Reservation
 from workspace.single import Persistent, Single, fake_mode, lend_single
@@ -118,6 +119,7 @@ class Workspace:
         self._key = object()
         self._requests: dict[tuple[Any, ...], Request] = {}
         self._resolved: dict[tuple[Resolved, bool], Request] = {}
+        self._sizes: dict[Layout, Sizes] = {}
         # With those that were forgotten: layouts, and leases that somebody keeps, name them still.
         self._every_request: weakref.WeakSet[Request] = weakref.WeakSet()
         self._single_layouts: dict[tuple[Any, ...], Layout] = {}
@@ -277,6 +279,7 @@ class Workspace:
             if len(self._resolved) >= REQUESTS_KEPT:
                 self._resolved.clear()
                 self._requests.clear()
+                self._sizes.clear()
             found = Request(resolved, self.owned(layout.name), self, self._key, zero=zero, band=self.band)
             self._resolved[resolved, zero] = found
             with self.timeline.lock:
@@ -284,6 +287,10 @@ class Workspace:
         if not zero:
             self._requests[(layout, *dims.values())] = found
         return found
+
+    def sizes(self, layout: Layout) -> Sizes:
+        """Shelves of a layout's requests, whatever their dims."""
+        return self._sizes.setdefault(layout, Sizes())
 
     def single_request(self, shape: tuple[int, ...], dtype: torch.dtype, owner: str) -> Request:
         """The request behind `empty`, one for each (shape, dtype, owner)."""
@@ -701,6 +708,7 @@ class Workspace:
                 request.shelves.clear()  # what no provider knows of is on them
         self._resolved.clear()
         self._requests.clear()
+        self._sizes.clear()
 
     def trim(self) -> int:
         """Give idle slabs back to the framework's allocator and empty its cache; returns the bytes given back."""

@@ -175,11 +175,12 @@ int elided(const Handover& on, const Ref& block) {
   return add(parts.pool_.elided, on.pool.get(), 1) ? 1 : -1;
 }
 
-// `Request.keep`, and the pool's note of the shelf. False with an exception set.
-bool keep(const Handover& on, const Ref& block, const Ref& key) {
-  Ref shelf = item(parts.request_.shelves.get(on.request), key);
+}  // namespace
+
+bool kept(const Ref& pool, const Ref& request, const Ref& stream, const Ref& block, const Ref& key) {
+  Ref shelf = item(parts.request_.shelves.get(request), key);
   if (!shelf) {
-    if (!PyErr_Occurred()) shelf = call_method(names.keep, on.request.get(), block.get(), on.stream.get());
+    if (!PyErr_Occurred()) shelf = call_method(names.keep, request.get(), block.get(), stream.get());
     if (!shelf) return false;
   } else {
     const Ref before = parts.block_.shelf.exchange(block.get(), Ref::of(shelf.get()));
@@ -188,13 +189,11 @@ bool keep(const Handover& on, const Ref& block, const Ref& key) {
       return false;
     }
     if (!add(parts.shelf_.blocks, before.get(), -1) || !add(parts.shelf_.blocks, shelf.get(), 1)) return false;
-    parts.block_.stream.set(block.get(), Ref::of(on.stream.get()));
+    parts.block_.stream.set(block.get(), Ref::of(stream.get()));
   }
-  const Ref shelves = parts.pool_.shelves.get(on.pool);
+  const Ref shelves = parts.pool_.shelves.get(pool);
   return shelves && PyDict_SetItem(shelves.get(), shelf.get(), Py_None) == 0;
 }
-
-}  // namespace
 
 bool may_be_held(const Ref& block) {
   const Ref first = parts.block_.first.get(block);
@@ -213,7 +212,7 @@ Ref handed_over(const Ref& request, const Ref& timeline, const Ref& key) {
   Ref block = Ref::of(PyList_GET_ITEM(shelf.get(), place.at));
   if (!may_be_held(block) || PyList_SetSlice(shelf.get(), place.at, place.at + 1, nullptr)) return Ref();
   const int ready = place.ordered ? elided(on, block) : fenced(order, timeline, on, block);
-  if (ready == 1) return keep(on, block, key) && locked.unlock() ? std::move(block) : Ref();
+  if (ready == 1) return kept(on.pool, on.request, on.stream, block, key) && locked.unlock() ? std::move(block) : Ref();
   // Back to where it was. An error of the device goes on.
   Ref error = taken_error();
   if (PyList_Append(shelf.get(), block.get())) return Ref();

@@ -7,6 +7,7 @@
 #include "clock.h"
 #include "handover.h"
 #include "methods.h"
+#include "refit.h"
 
 namespace workspace {
 
@@ -87,6 +88,7 @@ PyObject* enter(PyObject* self, PyObject*) {
   if (!held) return nullptr;
   const Ref shelf = item(parts.request_.ready.get(request), key);
   Ref block = taken(shelf);
+  if (!block && !PyErr_Occurred()) block = refitted(request, timeline, key);
   if (!block && !PyErr_Occurred()) block = handed_over(request, timeline, key);
   if (!block) return PyErr_Occurred() ? nullptr : python(native, self, nullptr, 0);
   const Ref first = parts.block_.first.get(block);

@@ -56,12 +56,13 @@ struct Parts {
   struct { Field block, provider, state, tensors, request, workspace, t0, t1, t2; } lease_;
   struct { Field homes, made; } lazy_;
   struct {
-    Field direct, dims, extents, key, lead, lender, align, lease_type, nbytes, noted, notes, owner, positions, ready, shelves, timeline, zero;
+    Field direct, dims, extents, key, lead, lender, align, lease_type, nbytes, noted, notes, owner, positions, ready, shelves, sizes, timeline, zero;
   } request_;
-  struct { Field epoch, first, offset, request, shelf, site, slab, stream; } block_;
+  struct { Field epoch, first, lent, nbytes, offset, request, shelf, site, slab, stream, views; } block_;
   struct { Field blocks; } shelf_;
-  struct { Field elided, hands_over, largest, shelves; } pool_;
-  struct { Field address; } slab_;
+  struct { Field shelves; } sizes_;
+  struct { Field elided, hands_over, largest, longer, refits, shelves; } pool_;
+  struct { Field address, views; } slab_;
   struct { Field branches, flagged, foreign, held, parent, timeline; } fork_;
   struct { Field before, driver, key; } branch_;
   struct { Field latest; } layout_;

@@ -12,7 +12,7 @@ from tests.workspace.forms import BOTH, running
 IN_BOTH_FORMS = {
     "test_breakable", "test_capture", "test_capture_failures", "test_empty", "test_event", "test_foreign", "test_fork",
     "test_handover", "test_hostile", "test_interrupted", "test_lanes", "test_lease", "test_process", "test_ranged",
-    "test_scratch_machine", "test_sleep", "test_slot", "test_sticky", "test_threads", "test_untold",
+    "test_refit", "test_scratch_machine", "test_sleep", "test_slot", "test_sticky", "test_threads", "test_untold",
 }  # fmt: skip
 """What the steady path in C++ takes part in; `test_native` runs everything on the Python form, too."""
 

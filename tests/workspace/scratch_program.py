@@ -37,10 +37,14 @@ class Live:
 
 
 class ScratchProgram(RuleBasedStateMachine):
-    """Four streams and what is on loan there; the rules are `ScratchMachine`'s."""
+    """Four streams and what is on loan there; the rules are `ScratchMachine`'s.
+
+    `full`: it begins locked, in a pool of just what was declared, all of which was cut for the first lease.
+    """
 
     strategy = "event_fenced"
     steady = False
+    full = False
     config: dict[str, Any] = {}
 
     def __init__(self) -> None:
@@ -55,7 +59,10 @@ class ScratchProgram(RuleBasedStateMachine):
         self.singles: list[tuple[Any, int]] = []
         self.events = [self.ws.event() for _ in range(2)]
         self.graphs: list[tuple[Graph, set[int]]] = []
-        self.locked = False
+        self.locked = self.full
+        if self.full:
+            self.ws.lock()
+            self.ws.acquire(BYTES, N=4 * MIB).release()
 
     @property
     def may_refuse(self) -> bool:

@@ -25,10 +25,10 @@ class Program:
     Attributes
     ----------
     calls
-        Verbs of the driver with their arguments, in order, tensors left out.
+        Verbs of the driver with their arguments, in order, tensors left out; and where each lease lies.
     """
 
-    def __init__(self, strategy: str, seed: int, **settings: Any) -> None:
+    def __init__(self, strategy: str, seed: int, *, locked: bool = False, **settings: Any) -> None:
         self.device = Device(memory="virtual")
         driver = self.device.driver()
         driver.attributes = False  # as on a GPU: repeated leases take the steady path
@@ -36,6 +36,11 @@ class Program:
         for verb in VERBS:
             self._listen(driver, verb)
         self.ws = workspace.create(strategy, device=self.device, allow_unsafe=True, **settings)
+        if locked:
+            for layout in (WIDE, PAIR):
+                self.ws.declare(layout, T=64, count=32)
+            self.ws.reserve()
+            self.ws.lock()
         self.choose = random.Random(seed)
         self.streams = [self.ws.stream(f"s{number}") for number in range(4)]
         self.kept: list[Any] = []
@@ -120,6 +125,7 @@ class Program:
         some = self.choose.sample(names, self.choose.randrange(1, len(names) + 1))
         tensors = lease.allocate(*some) if self.choose.random() < 0.5 else [getattr(lease, name) for name in some]
         self.device.launch("use", reads=tensors[:1], writes=tensors[1:])
+        self.calls.append(("address", lease.address))
         assert bool(lease.address) == (self.ws.provider.lends_tensors and lease.request.payload > 0)
 
 

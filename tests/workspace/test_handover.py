@@ -255,8 +255,8 @@ def test_a_fence_is_made_only_where_the_long_way_makes_one(monkeypatch: pytest.M
             before_epochs[0] = dict(request.timeline.current().clock.seen)
         return original(self)
 
-    original = Lease._from_another_stream
-    monkeypatch.setattr(Lease, "_from_another_stream", peeked)
+    original = Lease._from_another_shelf
+    monkeypatch.setattr(Lease, "_from_another_shelf", peeked)
     monkeypatch.setattr(handover, "_ready", checked)
     for seed in range(8):
         Program("event_fenced", seed, granularity=512).run()

@@ -15,10 +15,12 @@ import pytest
 import torch
 
 import workspace
+from tests.workspace.bookkeeping import check_books, pooled
 from tests.workspace.forms import BOTH, running
 from tests.workspace.scene import BYTES, SLAB, scene, write
 from tests.workspace.steady_program import PAIR, WIDE, CapturedProgram, Program
 from workspace import Layout, config, native, spec
+from workspace import lease as lease_module
 from workspace.errors import ConfigError, DriverError, ForkError, LeaseReleased
 from workspace.fork import Fork
 from workspace.lazy import LazyLease
@@ -26,6 +28,11 @@ from workspace.simulated import Device
 from workspace.timeline import Timeline
 
 STRATEGIES = ["caching", "upstream", "event_fenced", "per_stream", "unfenced"]
+SETTINGS: dict[str, dict[str, Any]] = {
+    "event_fenced in small slabs": {"granularity": 512},
+    "event_fenced in a locked pool": {"locked": True},
+    "per_stream in a locked pool": {"locked": True},
+}
 ROOT = Path(__file__).parents[2]
 cpp = pytest.mark.skipif(not native.built(), reason="the C++ form is not built")
 
@@ -122,15 +129,15 @@ def test_the_form_can_be_changed() -> None:
 
 
 @cpp
-@pytest.mark.parametrize("strategy", [*STRATEGIES, "event_fenced in small slabs"])
+@pytest.mark.parametrize("strategy", [*STRATEGIES, *SETTINGS])
 @pytest.mark.parametrize("seed", range(6))
 def test_both_forms_make_the_same_calls(strategy: str, seed: int) -> None:
-    """Every verb of the driver in order, every clock, count and verdict after a random program.
+    """Every verb of the driver in order, every place, clock, count and verdict after a random program.
 
-    In small slabs streams wait for each other's blocks, some of which are handed over.
+    In small slabs streams wait for each other's blocks, some of which are handed over; in a locked pool blocks are
+    lent at other dims.
     """
-    name, _, small = strategy.partition(" in ")
-    settings = {"granularity": 512} if small else {}
+    name, settings = strategy.partition(" in ")[0], SETTINGS.get(strategy, {})
     found = []
     for form in ("python", "c++"):
         with running(form):
@@ -147,6 +154,34 @@ def test_both_forms_make_the_same_calls_in_a_capture(seed: int) -> None:
         with running(form):
             found.append(CapturedProgram("event_fenced", seed).run(12))
     assert found[0] == found[1]
+
+
+@cpp
+def test_a_change_of_dims_stays_in_the_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python looks where C++ does not, and both leave the same. A size's first lease takes the long way in either."""
+    looks: list[str] = []
+    refit = lease_module.refit
+    monkeypatch.setattr(lease_module, "refit", lambda *given: looks.append(native.form()) or refit(*given))
+    states = []
+    for form in ("python", "c++"):
+        with running(form):
+            _, ws = scene(steady=True)
+            ws.declare(BYTES, N=SLAB)
+            ws.reserve()
+            ws.lock()
+            for nbytes in (SLAB, 256, 512, 256, 512, 256):
+                with ws.lease(BYTES, N=nbytes):
+                    pass
+            pool = pooled(ws).pool
+            (block,) = pool._longer
+            request, shelf, (used,) = block.request, block.shelf, pool._longer[block].values()
+            assert request is not None and shelf is not None
+            assert block.views == {request: block.lent} and block.first == (block.lent[0], None, None)
+            (shelves,) = request.sizes.shelves.values()
+            assert [one for one in shelves if one.blocks] == list(pool.shelves) == [shelf] and [*shelf] == [block]
+            states.append((block.nbytes, block.epoch, used, request.dims, shelf.blocks))
+            check_books(ws)
+    assert looks == ["Python"] * 3 and states[0] == states[1]
 
 
 @cpp

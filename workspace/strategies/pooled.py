@@ -15,6 +15,7 @@ from workspace.lane import Lane, Lanes, LaneSource
 from workspace.layout import MAX_BYTES
 from workspace.pool import LARGE, Home, Pool, named
 from workspace.provider import Held, Homes
+from workspace.refit import refit
 from workspace.request import Request
 from workspace.source import DriverSource, Source
 from workspace.streams import Stream
@@ -79,6 +80,8 @@ class Pooled:
         grows_first = self.config.policy.startswith("grow") or self.config.in_flight > 0
         fences_first = self._may_fence and (self.locked or not self._may_grow or not grows_first)
         self.pool.hands_over = self.shares and fences_first
+        # A pool that may grow has a block for each size instead, as it had before it was locked.
+        self.pool.refits = self.locked
         # In a locked pool a fence is better than bytes in pieces: what no longer fits is refused.
         self.pool.by_streams = self.shares and not self.source.fixed and not self.locked
         if self.locked:
@@ -87,6 +90,8 @@ class Pooled:
     # -- placement -------------------------------------------------------------------------------------------
     def place(self, request: Request, stream: Stream) -> Block:
         block = request.unshelve(stream)
+        if block is None and stream.capture is None:
+            block = refit(self.pool, request, stream, self.tensors)
         if block is None:
             block = self._search(request, stream)
             block.request = request

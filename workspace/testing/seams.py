@@ -158,7 +158,7 @@ SEAMS: dict[str, Seam] = {
         "a block in flight being waited for, and idle slabs going back",
         (
             (Pool, "pending", _always(None)),
-            (Lease, "_from_another_stream", _always(None)),
+            (Lease, "_from_another_shelf", _always(None)),
             (DriverSource, "give_up", _always(False)),
         ),
     ),

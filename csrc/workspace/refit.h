@@ -1,0 +1,12 @@
+// A change of dims the short way: `workspace.refit.refit`.
+#pragma once
+
+#include "parts.h"
+
+namespace workspace {
+
+// A block that waited for the request's layout at larger dims on the stream, now the request's; empty, without an
+// exception, where the Python form has to look.
+Ref refitted(const Ref& request, const Ref& timeline, const Ref& key);
+
+}  // namespace workspace
