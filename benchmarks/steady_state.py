@@ -77,7 +77,7 @@ def _against_empty(strategy: str) -> list[Figure]:
 
 
 def _sizes(strategy: str) -> list[Figure]:
-    """Two small sizes in turn where a large one is declared: a pool of just that takes back the one for the other."""
+    """Two small sizes in turn where a large one is declared: a pool of just that lends both the same block."""
     locked = {headroom: _locked(strategy, headroom) for headroom in (1.0, 2.0)}
     times = interleaved_us([*(_alternating(ws) for ws in locked.values()), _empties], BATCHES, CALLS)
     what = f"{strategy}: a lease of two sizes in turn"
