@@ -137,6 +137,6 @@ def test_figures_of_the_page_on_strategies() -> None:
     """Those of the sections that quote results."""
     page = ROOT / "docs/strategies.md"
     text = page.read_text(encoding="utf-8")
-    for start, end in (("## Memory", "## What a sweep"), ("`workspace sweep --driver cuda`", "## Settings")):
+    for start, end in (("## Memory", "## What a sweep shows"), ("`workspace sweep --driver cuda`", "## Settings")):
         claim = re.sub(r"`[^`]*`", "", text[text.index(start) : text.index(end)])
         assert unknown(re.sub(r"\[h200/sweep\]\(.*?\)", "", claim), page) == set()
