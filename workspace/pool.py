@@ -238,25 +238,25 @@ class Pool:
         free = (block for blocks in self.free.values() for block in blocks)
         return sum(block.nbytes for block in free if not self.timeline.ordered(block, stream))
 
-    def take(self, block: Block, nbytes: int, home: Home) -> Block:
-        """Lease the first `nbytes` of a free block, which then belong to `home`; the rest stays free.
+    def take(self, block: Block, nbytes: int, home: Home, at_end: bool = False) -> Block:
+        """Lease the first `nbytes` of a free block, or the last, which then belong to `home`; the rest stays free.
 
         With `two_ends` a large request of less than one byte in `LARGEST` of the pool gets the block's end, so that the
         largest leases and those beside them grow from opposite ends: what one of them leaves is then in one piece.
         """
-        return self._lend(block, self._before(block, nbytes), nbytes, home)
+        return self._lend(block, self._before(block, nbytes, at_end), nbytes, home)
 
-    def _before(self, block: Block, nbytes: int) -> int:
+    def _before(self, block: Block, nbytes: int, at_end: bool) -> int:
         """Where in a free block so many bytes are cut."""
-        at_end = self.two_ends and LARGE <= nbytes and nbytes * LARGEST < self._held()
+        at_end = at_end or self.two_ends and LARGE <= nbytes and nbytes * LARGEST < self._held()
         return block.nbytes - nbytes if at_end else 0
 
-    def leaves_room(self, block: Block, nbytes: int, wanted: int) -> bool:
+    def leaves_room(self, block: Block, nbytes: int, wanted: int, at_end: bool = False) -> bool:
         """Whether the wanted bytes remain in one piece once so many are cut from a free block, or the longest there is.
 
         A piece is what is free or waits on shelves, neighbours together, or what one lease has and will give back.
         """
-        before = self._before(block, nbytes)
+        before = self._before(block, nbytes, at_end)
         cut = before, block.nbytes - nbytes - before
         waiting = {id(one) for one in self.shelved()}
         uncut = left = 0

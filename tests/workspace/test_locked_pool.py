@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from tests.workspace.bookkeeping import check_books
 from tests.workspace.scene import BYTES, MIB, OTHER, scene
 from workspace import Workspace
 from workspace.errors import CapacityError
+from workspace.pool import Pool
 from workspace.simulated import Device
+from workspace.strategies.pooled import Pooled
 
 
 def smaller_dims(device: Device, ws: Workspace) -> None:
@@ -60,3 +63,40 @@ def test_cut_behind_what_waits_on_shelves_it_would_not(
     monkeypatch.setattr(ws.provider, "_largest_declared", 0)
     with pytest.raises(CapacityError):
         program(device, ws)
+
+
+@pytest.mark.parametrize("strategy", ["event_fenced", "per_stream"])
+@pytest.mark.parametrize("at_end", [True, False])
+def test_dims_below_the_largest_need_one_search_each(
+    strategy: str, at_end: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all that was declared lies side by side: each is cut where it leaves the largest its place.
+
+    Control: cut at the front only, they take it from one another, each time.
+    """
+    search, leaves_room, found = Pooled._search, Pool.leaves_room, [0]
+
+    def counted(self: Pooled, *given: Any) -> Any:
+        found[0] += 1
+        return search(self, *given)
+
+    monkeypatch.setattr(Pooled, "_search", counted)
+    if not at_end:
+        monkeypatch.setattr(
+            Pool, "leaves_room", lambda pool, block, nbytes, wanted, _: leaves_room(pool, block, nbytes, wanted)
+        )
+    device, ws = scene(strategy, steady=True)
+    ws.declare(BYTES, N=9 * MIB, phase="a")
+    ws.declare(OTHER, N=4 * MIB, phase="b")
+    ws.reserve(spare=4 * MIB)
+    ws.lock()
+    for _ in range(3):
+        with ws.lease(BYTES, N=7 * MIB) as one:
+            device.launch("one", writes=[one.x])
+        with ws.lease(OTHER, N=3 * MIB) as other:
+            device.launch("other", writes=[other.y])
+    assert found[0] == (2 if at_end else 6)
+    with ws.lease(OTHER, N=3 * MIB) as other, ws.lease(BYTES, N=9 * MIB) as one:  # declared, so it fits
+        device.launch("both", writes=[one.x, other.y])
+    check_books(ws)
+    assert device.verdict() == "SAFE"

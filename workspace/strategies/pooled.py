@@ -102,24 +102,29 @@ class Pooled:
         if request.nbytes >= LARGE and self.pool.divided_by_shelves(block, request.nbytes, wanted):
             self.pool.take_back_large()
             block = self._ordered(request, stream)
-        if (block is None or self._divides(block, request)) and self.pool.consolidate():
-            block = self._ordered(request, stream)
+        # Cut at its end, a block's rest stays one piece with what waits on shelves before it: where all that was
+        # declared fits side by side, there comes to be a block for each.
+        at_end = block is not None and self._divides(block, request)
+        if block is None or (at_end and (not self.pool.roomy or self._divides(block, request, at_end=True))):
+            at_end = False
+            if self.pool.consolidate():
+                block = self._ordered(request, stream)
         if block is None and self.pool.by_streams and self._gather_ordered(request, stream):
             block = self._ordered(request, stream)
         if block is None:
             block = self._unordered(request, stream)
         # Uses on other streams that needed no fence, because the clocks show them ordered (fences were subtracted).
         self.pool.elided += sum(used != stream.id for used in block.uses)
-        block = self.pool.take(block, request.nbytes, self.home(stream))
+        block = self.pool.take(block, request.nbytes, self.home(stream), at_end)
         block.uses, block.events = {}, None
         return block
 
-    def _divides(self, block: Block, request: Request) -> bool:
-        """Whether a cut there, behind what waits on shelves, leaves no place for the largest that was declared."""
+    def _divides(self, block: Block, request: Request, at_end: bool = False) -> bool:
+        """Whether a cut there, beside what waits on shelves, leaves no place for the largest that was declared."""
         wanted = self._largest_declared
         if not self.locked or self.pool.largest() - request.nbytes >= wanted:
             return False
-        return not self.pool.leaves_room(block, request.nbytes, wanted)
+        return not self.pool.leaves_room(block, request.nbytes, wanted, at_end)
 
     def _ordered(self, request: Request, stream: Stream) -> Block | None:
         return self.pool.ordered(request.nbytes, stream, self.home(stream)) or self.elsewhere(request, stream)

@@ -70,7 +70,7 @@ def _unwaited(self: Fork, *arguments: Any) -> None:
             setattr(driver, name, verb)
 
 
-def _handed_out_twice(self: Pool, block: Block, nbytes: int, home: int) -> Block:
+def _handed_out_twice(self: Pool, block: Block, nbytes: int, home: int, at_end: bool = False) -> Block:
     twin = Block(block.slab, block.offset, nbytes)
     twin.home, twin.state = home, "taken"
     self.taken += nbytes
