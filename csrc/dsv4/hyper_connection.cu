@@ -1,6 +1,6 @@
 // Hyper-connections between two blocks: the streams mixed with a block's output, and what the next block reads of them.
 //
-// At hidden size 4096 on sm_90 that is one launch (hyper_connection_{cluster,staged}.cu). Elsewhere it is two, of which
+// At hidden size 4096 on sm_90 that is one launch (hyper_connection_{resident,cluster}.cu). Elsewhere it is two, of which
 // here: floor at hidden size H: residual and y read, mixed streams and layer_in written: 20 H bytes a token. The 24
 // mixing weights of a token need all of its streams. The first kernel mixes and multiplies: a block takes 256 columns
 // of all four streams of some tokens, its part of fn in shared memory as two bf16 terms (16 bits of mantissa), the
@@ -233,7 +233,7 @@ int steps_for(int tokens, int parts) {
 template <Hyper kHyper>
 void launch_whole(const Call& call, MixArguments& m, CollapseArguments& c) {
   constexpr bool kMixing = kHyper == Hyper::post_pre;
-  if (launch_in_stages(call, m, c, kHyper) || launch_in_clusters(call, m, c, kHyper)) return;
+  if (launch_resident(call, m, c, kHyper) || launch_in_clusters(call, m, c, kHyper)) return;
   c.parts = m.hidden / kColumns;
   m.partial = reinterpret_cast<uint8_t*>(c.layer_in);
   m.steps = steps_for(m.tokens, c.parts);

@@ -1,5 +1,5 @@
-// The streams mixed, multiplied, collapsed and normed in one launch: each is read once and written once. Of many tokens
-// hyper_connection_staged.cu does it, but for the head.
+// The streams mixed, multiplied, collapsed and normed in one launch: each is read once and written once. From sixteen
+// tokens on hyper_connection_resident.cu does it, but for the head.
 //
 // Floor at hidden size 4096: residual and y read, mixed streams and layer_in written: 80 KB a token. A cluster of
 // sixteen blocks takes tiles of up to sixteen tokens; a block has 256 columns of all their streams, and its part of fn

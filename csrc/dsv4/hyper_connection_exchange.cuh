@@ -37,6 +37,8 @@ __device__ inline int rank_in_cluster() {
   return static_cast<int>(rank);
 }
 __device__ inline void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+// Without waiting for what this thread has written: barriers that were made and published are seen all the same.
+__device__ inline void arrive_with_barriers() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 __device__ inline void wait_for_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 // Where a place of this block's shared memory lies in another block's.

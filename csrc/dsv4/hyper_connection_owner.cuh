@@ -116,18 +116,26 @@ struct Weighing {
   const float scale = c.scale[kHyper == Hyper::head || lane < 4 ? 0 : lane < 8 ? 1 : 2];
   const float base = lane < kSumsOf<kHyper> ? c.base[lane] : 0.0f;
 
-  __device__ Weighed operator()(const float (&received)[kBlocks][kValues]) const {
-    float sum, more;
-    add_up(received, lane, sum, more);
-    const Products products{sum, more};
+  __device__ Products values(const float (&received)[kBlocks][kValues]) const {
+    Products products;
+    add_up(received, lane, products.sum, products.more);
+    return products;
+  }
+  __device__ float mix(const Products& products) const {
     const float by = rsqrtf(products.squares() / (static_cast<float>(kStreams) * kHidden) + c.eps);
-    const float mix = lane < kSumsOf<kHyper> ? sum * by * scale + base : 0.0f;
+    return lane < kSumsOf<kHyper> ? products.sum * by * scale + base : 0.0f;
+  }
+  __device__ Weighed answer(const Products& products, float mix) const {
     const float gate = __fdividef(1.0f, 1.0f + __expf(-mix));
     float w[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) w[j] = __shfl_sync(kWholeWarp, gate, j) + c.hc_eps;
     const float square = fmaxf(products.square_of_sum(w), 0.0f);
     return {{w[0], w[1], w[2], w[3]}, rsqrtf(square / kHidden + c.eps), mix, gate};
+  }
+  __device__ Weighed operator()(const float (&received)[kBlocks][kValues]) const {
+    const Products products = values(received);
+    return answer(products, mix(products));
   }
 };
 

@@ -2,14 +2,16 @@
 
 Arguments are made on the CPU and copied over, and outs are copied back, storage by storage: no kernel but ours touches
 the device's memory, so that the tools need not watch PyTorch's, and know what was written. With a tool's name, a kernel
-with the fault that it is for runs alone; with beginnings of ops' names, those.
+with the fault that it is for runs alone; with beginnings of calls' descriptions, those.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from time import perf_counter
+from typing import Any
 
 import torch
 
@@ -22,8 +24,8 @@ from tests.dsv4.cuda.test_numbers import SHAPES
 
 ROWS = (1, 2, 17)
 
-MANY_ROWS = {"mhc_pre": (800,), "mhc_post_pre": (800,)}
-"""Of ops that have a kernel of their own for many."""
+OF_KERNELS = {"mhc_pre": (15, 800), "mhc_post_pre": (15, 800)}
+"""More rows of ops that have a kernel for few and one for others: the most of the former, and many tiles."""
 
 OTHER_ROWS, INSERTED_ROWS = 7, 37
 """Of what has other shapes; of insertions, some of which name how many of them are inserted."""
@@ -89,21 +91,23 @@ def _copied(one: torch.Tensor) -> torch.Tensor:
 
 
 def calls(wanted: tuple[str, ...] = ("",), without: tuple[str, ...] = ()) -> Iterator[tuple[str, Call]]:
-    """Ops at small sizes, and in their other shapes, by what their names begin with."""
+    """Ops at small sizes, and in their other shapes, by what their descriptions begin with."""
+    for what, make in _calls():
+        if what.startswith(wanted) and not what.startswith(without):
+            yield what, make()
 
-    def taken(name: str) -> bool:
-        return name.startswith(wanted) and not name.startswith(without)
+
+def _calls() -> Iterator[tuple[str, Callable[[], Call]]]:
+    def small(name: str, rows: int, how: dict[str, Any]) -> Callable[[], Call]:
+        return lambda: call(name, rows, device="cpu", **SMALLER.get(name, {}) | how)
 
     for name in CALLS:
-        for rows in (*ROWS, *MANY_ROWS.get(name, ())) if taken(name) else ():
-            yield f"{name} {rows}", call(name, rows, device="cpu", **SMALLER.get(name, {}))
+        for rows in (*ROWS, *OF_KERNELS.get(name, ())):
+            yield f"{name} {rows}", small(name, rows, {})
     for name, how in SHAPES:
-        if not taken(name):
-            continue
-        rows = INSERTED_ROWS if "insert" in name else OTHER_ROWS
-        yield f"{name} {how}", call(name, rows, device="cpu", **SMALLER.get(name, {}) | how)
-    for rows in FEW if taken("routed_experts") else ():
-        yield f"routed_experts {rows}", routed(rows, elsewhere=True, device="cpu")
+        yield f"{name} {how}", small(name, INSERTED_ROWS if "insert" in name else OTHER_ROWS, how)
+    for rows in FEW:
+        yield f"routed_experts {rows}", partial(routed, rows, elsewhere=True, device="cpu")
 
 
 def combine_indices() -> None:
@@ -138,7 +142,7 @@ def planted(tool: str) -> None:
 
 
 def main() -> None:
-    """Runs them, and says how many: all, those named, or all but those named behind a minus."""
+    """Runs them, and says how many: all, those that begin so, or all but those that begin as what a minus precedes."""
     names = tuple(name for name in sys.argv[1:] if not name.startswith("-"))
     without = tuple(name[1:] for name in sys.argv[1:] if name.startswith("-"))
     if names[:1] and names[0] in PLANTED:

@@ -9,10 +9,10 @@ from benchmarks.kernels.calls import call
 from tests.dsv4.cuda.check import bits, check, same_bits
 
 NAMES = ("mhc_pre", "mhc_post_pre", "hc_head")
-FEW, MANY = 250, 1500
-"""Of one kernel and the other; the head has the first only. On an H200's seven clusters the first has four tiles each,
-half of them a team's, or thirteen and fourteen of the head's 1,500 rows; the other has four of 54 rows, each place in
-shared memory used more than once."""
+FEW, MANY = 15, 1500
+"""Of one kernel and the other; the head has the first only. On an H200's seven clusters the first has a tile each, or
+thirteen and fourteen of the head's 1,500 rows; the other has twenty-seven tiles each, every place in shared memory used
+more than once."""
 
 
 @pytest.mark.parametrize("rows", (FEW, MANY))
@@ -34,14 +34,15 @@ def test_partly_filled_operands_tiles_and_teams(name: str, rows: int) -> None:
     check(call(name, rows))
 
 
-@pytest.mark.parametrize("rows", (256, 257, 447, 448, 449, 767, 896, 897, 1345, 2047))
+@pytest.mark.parametrize("rows", (16, 17, 55, 56, 57, 111, 112, 113, 256, 449, 560, 561, 897, 1345, 2047, 14400))
 @pytest.mark.parametrize("name", ("mhc_pre", "mhc_post_pre"))
 def test_partly_filled_tiles_of_many(name: str, rows: int) -> None:
-    """Where the other kernel begins, and where seven clusters' tiles of 64 are full: warps and owners with nothing."""
+    """Where the other kernel begins, where seven clusters' tiles of eight are full, are as many as have places, or one
+    more, and where a block's own tokens are more than a launch takes."""
     check(call(name, rows))
 
 
-@pytest.mark.parametrize(("rows", "last"), ((FEW, 1), (FEW, 5), (FEW, 40), (MANY, 300)))
+@pytest.mark.parametrize(("rows", "last"), ((FEW, 1), (FEW, 5), (FEW, 12), (MANY, 16), (MANY, 300)))
 @pytest.mark.parametrize("name", NAMES)
 def test_a_rows_bits_do_not_depend_on_its_neighbours(name: str, rows: int, last: int) -> None:
     """The last rows of a long call alone: other tiles, other clusters, other owners. Of one kernel each: few rows and

@@ -1,10 +1,8 @@
-// What a lane of the staged kernel computes of its eight columns of a token: the streams mixed, their products with
-// each other, and their weighted sum.
+// What a lane of the resident kernel computes of its eight columns of a token: the streams mixed, their weighted sum.
 #pragma once
-#include "hyper_connection_staged.cuh"
-#include "hyper_connection_staged_access.cuh"
+#include "hyper_connection_resident.cuh"
 
-namespace dsv4::staged {
+namespace dsv4::resident {
 
 // Two words of each stream, mixed by post and the rows of comb.
 __device__ inline void mix_pair(const uint2 (&from)[kStreams], uint2 layer, const float4 (&mixing)[1 + kStreams],
@@ -48,38 +46,6 @@ __device__ inline void mix(const uint4 (&from)[kStreams], uint4 layer, const flo
   for (int j = 0; j < kStreams; ++j) to[j].z = half[j].x, to[j].w = half[j].y;
 }
 
-// The products of a token's streams with each other. As operands of m16n8k16 four lanes are a row, and a token's eight
-// lanes two rows: of the products of rows with rows its own are on the diagonal, which lanes with q = g / 2 have.
-struct Squares {
-  float products[kSquares / 2][4] = {};  // of two streams, a half each, with a third one
-
-  __device__ void add(const uint4 (&v)[kStreams]) {
-    const auto both = [&](int k, const uint4& upper, const uint4& lower, const uint4& with) {
-      multiply(products[k], upper.x, lower.x, upper.y, lower.y, with.x, with.y);
-      multiply(products[k], upper.z, lower.z, upper.w, lower.w, with.z, with.w);
-    };
-    both(0, v[1], v[2], v[0]);
-    both(1, v[0], v[3], v[0]);
-    both(2, v[1], v[3], v[1]);
-    both(3, v[2], v[1], v[2]);
-    both(4, v[3], v[2], v[3]);
-  }
-  // In order: 00 10 11 02 12 03 13 22 32 33. Of a token's lanes one has both of its rows' after the exchange.
-  __device__ void send_to(uint32_t to, uint32_t barrier, int lane) const {
-    const bool odd = lane / 4 % 2 != 0;
-    const auto own = [&](int k, int half) {
-      const float v = odd ? products[k][half * 2 + 1] : products[k][half * 2];
-      return v + __shfl_xor_sync(kWholeWarp, v, 4);
-    };
-    const float4 first{own(1, 0), own(0, 0), own(2, 0), own(0, 1)}, second{own(3, 1), own(1, 1), own(2, 1), own(3, 0)};
-    const float2 third{own(4, 1), own(4, 0)};
-    if (lane % 9 != 0) return;
-    send(to, first, barrier);
-    send(to + 16, second, barrier);
-    send(to + 32, third, barrier);
-  }
-};
-
 // The streams' weighted sum, rounded, times its norm's factor and weights.
 __device__ inline uint4 collapse(const uint4 (&streams)[kStreams], float4 weights, float factor, const Eight& norm) {
   Eight total;
@@ -96,4 +62,4 @@ __device__ inline uint4 collapse(const uint4 (&streams)[kStreams], float4 weight
   return pack(rounded);
 }
 
-}  // namespace dsv4::staged
+}  // namespace dsv4::resident

@@ -1,0 +1,139 @@
+// The streams of tokens mixed, multiplied, collapsed and normed in one launch, as hyper_connection_cluster.cu does for
+// fewer than sixteen tokens and the head: there the latency of a tile counts, here what moves meanwhile.
+//
+// A cluster of sixteen blocks takes tiles of eight tokens; a block has 256 columns of all their streams. They stay in
+// its shared memory from their copying until they are collapsed: nothing is read twice. Ten tiles are there at a time:
+// some on their way, one mixed in place and stored, five whose values travel. Warps do one thing each, and wait for
+// nothing but what they need next:
+//
+//   copies     a thread has the next tile copied when its place is free;
+//   rows       eight warps, a token each: mixed, stored, and five tiles later collapsed;
+//   products   eight warps, 32 columns each, fn in registers as operands of the tensor cores: of the mixed streams with
+//              fn, and with each other;
+//   sums       two warps add up what the eight have found, and send each token's to the block that owns it;
+//   answers    a warp sends back its weights and its norm's factor.
+//
+// Floor at hidden size 4096: 80 KB a token, of DRAM and of the L2 cache alike. Close before memory, what a
+// multiprocessor can issue bounds it; few tokens pay for fn, which every cluster reads, and for the last tiles' way
+// through all of the above.
+#include "hyper_connection_launch.cuh"
+#include "hyper_connection_resident_answers.cuh"
+#include "hyper_connection_resident_copies.cuh"
+#include "hyper_connection_resident_products.cuh"
+#include "hyper_connection_resident_rows.cuh"
+#include "hyper_connection_resident_sums.cuh"
+#include "tensor_core.cuh"
+#include "tensor_map.h"
+
+namespace dsv4 {
+namespace resident {
+namespace {
+
+// Registers of a thread: of those that multiply, of rows, of the others. Their sum is what the block starts with.
+template <Hyper kHyper>
+constexpr int kMultiplierRegisters = kHyper == Hyper::post_pre ? 144 : 152;
+template <Hyper kHyper>
+constexpr int kRowRegisters = kHyper == Hyper::post_pre ? 72 : 64;
+[[maybe_unused]] constexpr int kFirstRegisters = 48;
+
+[[maybe_unused]] __device__ void make_barriers(Memory& m) {
+  for (uint64_t& barrier : m.there) make_barrier(barrier, 1);
+  for (uint64_t& barrier : m.mixed) make_barrier(barrier, kRows);
+  for (uint64_t& barrier : m.answers) make_barrier(barrier, 1);
+  for (uint64_t& barrier : m.left) make_barrier(barrier, kRows);
+  for (uint64_t& barrier : m.full) make_barrier(barrier, kMultipliers);
+  for (uint64_t& barrier : m.empty) make_barrier(barrier, kAdders);
+  for (uint64_t& barrier : m.sums) make_barrier(barrier, 1);
+  make_barrier(m.answered, 1);
+  publish_barriers();
+  for (uint64_t& barrier : m.sums) arrive_and_expect(barrier, kBlocks * kSentBytes);
+}
+
+template <Hyper kHyper>
+__global__ void __launch_bounds__(kThreads, 1) resident_kernel(const __grid_constant__ Arguments a) {
+  let_successor();
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(1024) uint8_t bytes[];
+  auto& m = *reinterpret_cast<Memory*>(bytes);
+  const int warp = threadIdx.x / 32;
+  const Share share(a);
+  if (threadIdx.x == 0) make_barriers(m);
+  __syncwarp();
+  arrive_with_barriers();
+  await_predecessor();
+  if (warp < kFirst) {
+    fewer_registers<kFirstRegisters>();
+    if (warp == 0) {
+      Copies<kHyper>{a, m, share}.run();
+    } else {
+      wait_for_cluster();
+      if (warp <= kAdders) {
+        Sums{m, share}.run();
+      } else {
+        Answers{a, m, share}.run();
+      }
+    }
+  } else if (warp < kFirst + kMultipliers) {
+    more_registers<kMultiplierRegisters<kHyper>>();
+    Multiplication products(m);
+    products.request(a.mix.fn + share.rank * kColumns);
+    products.take();
+    wait_for_cluster();
+    products.run(share.tiles);
+    make_combs(a, m, products.warp * 32 + products.lane);
+  } else {
+    fewer_registers<kRowRegisters<kHyper>>();
+    Rows<kHyper> rows(a, m, share);
+    rows.take_norm(a.collapse, share.rank);
+    wait_for_cluster();
+    rows.run();
+  }
+#else
+  await_predecessor();
+#endif
+}
+
+// Boxes of a block's columns of eight tokens: of all streams, and of the block's output.
+template <Hyper kHyper>
+bool describe_tiles(Arguments& a) {
+  constexpr cuuint64_t kRow = kHidden * 2, kValues = kGroupRow / 2, kAll = kRow / kGroupRow;
+  const cuuint64_t tokens = a.mix.tokens;
+  const bool streams = describe<4>(a.streams, a.mix.residual, {kValues, tokens, kStreams, kAll},
+                                   {kStreams * kRow, kRow, kGroupRow}, {kValues, kTile, kStreams, kGroups});
+  if (kHyper != Hyper::post_pre || !streams) return streams;
+  return describe<3>(a.layer, a.mix.y, {kValues, tokens, kAll}, {kRow, kGroupRow}, {kValues, kTile, kGroups});
+}
+
+template <Hyper kHyper>
+bool launched(const Call& call, const Arguments& a) {
+  const int most = most_clusters<resident_kernel<kHyper>>(kThreads, sizeof(Memory));
+  if (most == 0) return false;
+  const int limit = most * kBlocks * kMostOwn, tokens = a.mix.tokens;
+  for (int first = 0; first < tokens; first += limit) {
+    Arguments part = a.from(first, min(limit, tokens - first), most);
+    if (!describe_tiles<kHyper>(part)) return false;
+    launch_clusters<resident_kernel<kHyper>>(call, part.clusters, kThreads, sizeof(Memory), part);
+  }
+  return true;
+}
+
+// Tokens from which it is the faster kernel, as measured on an H200.
+constexpr int kFrom = 16;
+
+}  // namespace
+}  // namespace resident
+
+bool launch_resident(const Call& call, const MixArguments& mix, const CollapseArguments& collapse, Hyper hyper) {
+  if (mix.hidden != kHidden || mix.tokens < resident::kFrom) return false;
+  const resident::Arguments a{mix, collapse, {}, {}, 0, 0, 0};
+  switch (hyper) {
+    case Hyper::post_pre:
+      return resident::launched<Hyper::post_pre>(call, a);
+    case Hyper::pre:
+      return resident::launched<Hyper::pre>(call, a);
+    default:
+      return false;
+  }
+}
+
+}  // namespace dsv4

@@ -1,0 +1,82 @@
+// How the resident kernel's threads meet and reach memory.
+#pragma once
+#include "hyper_connection_exchange.cuh"
+
+namespace dsv4::resident {
+
+__device__ inline void arrive(uint64_t& barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_place(&barrier)) : "memory");
+}
+
+// -- barriers of some of the block's warps -----------------------------------------------------------------
+enum Barrier { kRequested = 1, kFetched, kTaken, kNormed };  // 0 is the block's
+template <int kThreads>
+__device__ inline void meet(Barrier which) {
+  asm volatile("bar.sync %0, %1;" ::"r"(static_cast<int>(which)), "n"(kThreads) : "memory");
+}
+// The others may go on when this thread has come.
+template <int kThreads>
+__device__ inline void pass(Barrier which) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(static_cast<int>(which)), "n"(kThreads) : "memory");
+}
+
+// -- copies that count the bytes that are there ------------------------------------------------------------
+// A box of a tensor; from the token-th row and the group-th group of columns on.
+__device__ inline void copy_streams(uint32_t to, const CUtensorMap& from, int token, int group, uint64_t& there) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %2, %4}], "
+      "[%5];" ::"r"(to),
+      "l"(&from), "r"(0), "r"(token), "r"(group), "r"(shared_place(&there))
+      : "memory");
+}
+__device__ inline void copy_layer(uint32_t to, const CUtensorMap& from, int token, int group, uint64_t& there) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
+      "[%5];" ::"r"(to),
+      "l"(&from), "r"(0), "r"(token), "r"(group), "r"(shared_place(&there))
+      : "memory");
+}
+__device__ inline void copy_bytes(void* to, const void* from, int bytes, uint64_t& there) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_place(to)),
+               "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_place(&there))
+               : "memory");
+}
+// What threads have read and written comes before what such copies write.
+__device__ inline void before_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// -- accesses that the compiler is to leave where they are -------------------------------------------------
+__device__ inline void store(uint8_t* to, const uint4& v) {
+  asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(__cvta_generic_to_global(to)), "r"(v.x), "r"(v.y),
+               "r"(v.z), "r"(v.w)
+               : "memory");
+}
+__device__ inline uint4 load_shared(uint32_t from) {
+  uint4 v;
+  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(from)
+               : "memory");
+  return v;
+}
+__device__ inline float4 load_shared_floats(uint32_t from) {
+  const uint4 v = load_shared(from);
+  return {__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w)};
+}
+__device__ inline void store_shared(uint32_t to, const uint4& v) {
+  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+// Four matrices of eight rows of sixteen bytes: lane 8i + r has the r-th row's place of the i-th.
+__device__ inline void load_matrices(uint32_t (&m)[4], uint32_t from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(from)
+               : "memory");
+}
+// Here, and not behind stores: those have to read their address first.
+__device__ inline void advance(uint8_t*& at, uint32_t by) {
+  at += by;
+  asm volatile("" : "+l"(at));
+}
+
+}  // namespace dsv4::resident

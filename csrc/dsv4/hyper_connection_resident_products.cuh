@@ -1,0 +1,137 @@
+// The products of a tile's mixed streams with fn and with each other: eight warps, thirty-two columns each.
+#pragma once
+#include "hyper_connection_resident.cuh"
+#include "hyper_connection_resident_access.cuh"
+
+namespace dsv4::resident {
+
+// The value, in a way that ptxas cannot take again: it would ask for the thread's number wherever that is used.
+__device__ inline int kept(int v) { return __shfl_sync(kWholeWarp, v, threadIdx.x % 32); }
+
+// Chunks of a row of fn are permuted so that pairs of them, of four rows, lie in banks of their own.
+__device__ inline uint32_t place_of_piece(int sum, int chunk) {
+  return (chunk ^ ((sum & 3) << 1 | (sum >> 2 & 1))) * 16;
+}
+
+// Eight columns of the four streams are four matrices, and two steps of fn's products: of the first two streams and of
+// the last two. fn stays in registers, as their first operands.
+struct Multiplication {
+  static constexpr int kChunks = kWarpColumns / kVector, kPairs = kStreams / 2;
+
+  Memory& m;
+  const int warp = kept(threadIdx.x / 32) - kFirst, lane = kept(threadIdx.x % 32);
+  const int group = lane / 4, quarter = lane % 4;
+  // For each chunk and pair the first terms of sums 0 to 15, both of 16 to 23, the second of 0 to 15.
+  uint32_t weights[kChunks][kPairs][3][4];
+
+  __device__ explicit Multiplication(Memory& memory) : m(memory) {}
+
+  // Copies the block's part of fn; `fn` at the block's first column. Clusters begin at pieces of their own.
+  __device__ void request(const float* fn) const {
+    constexpr int kHalves = kPieceBytes / 512, kAll = kPieces * kHalves, kTurn = 24;
+    const int turn = blockIdx.x / kBlocks * kTurn % kAll;
+#pragma unroll 4
+    for (int k = warp; k < kAll; k += kMultipliers) {
+      const int i = k + turn < kAll ? k + turn : k + turn - kAll;
+      const int piece = i / kHalves, stream = piece / kSums, sum = piece % kSums, chunk = i % kHalves * 32 + lane;
+      copy_in(m.streams[kFree] + piece * kPieceBytes + place_of_piece(sum, chunk),
+              fn + (sum * kStreams + stream) * kHidden + chunk * 4);
+    }
+    pass<32 * (1 + kMultipliers)>(kRequested);
+  }
+  // The warp's part of it, in two bf16 terms.
+  __device__ void take() {
+    wait_for_copies();
+    meet<32 * kMultipliers>(kFetched);
+    const uint8_t* from = m.streams[kFree] + group * kPieceBytes;
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+#pragma unroll
+      for (int j = 0; j < kStreams; ++j) {
+        uint32_t first[3], second[3];
+#pragma unroll
+        for (int row = 0; row < 3; ++row) {
+          const uint32_t at = place_of_piece(group, warp * (kWarpColumns / 4) + c * 2 + quarter / 2) + quarter % 2 * 8;
+          const float2 v = *reinterpret_cast<const float2*>(from + (j * kSums + row * 8) * kPieceBytes + at);
+          float2 upper, lower;
+          split(v.x, upper.x, lower.x);
+          split(v.y, upper.y, lower.y);
+          first[row] = pack_bf16(upper.x, upper.y), second[row] = pack_bf16(lower.x, lower.y);
+        }
+        auto& w = weights[c][j / 2];
+        const int at = j % 2 * 2;
+        w[0][at] = first[0], w[0][at + 1] = first[1];
+        w[1][at] = first[2], w[1][at + 1] = second[2];
+        w[2][at] = second[0], w[2][at + 1] = second[1];
+      }
+    }
+    pass<32 * (1 + kMultipliers)>(kTaken);
+  }
+
+  __device__ void multiply_sums(const uint32_t (&v)[kChunks][4], float (*part)[kValues]) const {
+    float s[3][4] = {};
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+#pragma unroll
+      for (int pair = 0; pair < kPairs; ++pair) {
+#pragma unroll
+        for (int term = 0; term < 3; ++term) {
+          const auto& a = weights[c][pair][term];
+          multiply(s[term], a[0], a[1], a[2], a[3], v[c][pair * 2], v[c][pair * 2 + 1]);
+        }
+      }
+    }
+#pragma unroll
+    for (int t = 0; t < 2; ++t) {
+      float* to = part[quarter * 2 + t] + group;
+      to[0] = s[0][t] + s[2][t];
+      to[8] = s[0][2 + t] + s[2][2 + t];
+      to[16] = s[1][t] + s[1][2 + t];
+    }
+  }
+
+  // A pair of streams with one and with another: of tokens with tokens the diagonal, which lanes with q = g / 2 have.
+  // In order: of the pair's first with both, then of its second.
+  __device__ float4 multiply_pair(const uint32_t (&v)[kChunks][4], int pair, int one, int other) const {
+    float s[2][4] = {};
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      multiply_half(s[0], v[c][pair * 2], v[c][pair * 2 + 1], v[c][one]);
+      multiply_half(s[1], v[c][pair * 2], v[c][pair * 2 + 1], v[c][other]);
+    }
+    return group % 2 != 0 ? float4{s[0][1], s[1][1], s[0][3], s[1][3]} : float4{s[0][0], s[1][0], s[0][2], s[1][2]};
+  }
+  // In order: 00 10 11 02 12 03 13 22 32 33. Few at a time: registers are short.
+  __device__ void multiply_streams(const uint32_t (&v)[kChunks][4], float (*part)[kValues]) const {
+    const bool own = quarter == group / 2;
+    float* to = part[group] + kSums;
+    const float4 a = multiply_pair(v, 0, 0, 1);
+    if (own) *reinterpret_cast<float2*>(to) = {a.x, a.y}, to[2] = a.w;
+    const float4 b = multiply_pair(v, 0, 2, 3);
+    if (own) to[3] = b.x, to[4] = b.z, to[5] = b.y, to[6] = b.w;
+    const float4 c = multiply_pair(v, 1, 2, 3);
+    if (own) to[7] = c.x, *reinterpret_cast<float2*>(to + 8) = {c.z, c.w};
+  }
+
+  __device__ void run(int tiles) const {
+    const uint32_t begin = shared_place(m.streams) + warp / 2 * kGroupBytes + lane / 8 * kStreamBytes +
+                           place_of_chunk(lane % 8, warp % 2 * kChunks);
+    uint32_t slot = 0, round = 0;
+#pragma unroll 1
+    for (int n = 0; n < tiles; ++n) {
+      wait(m.mixed[slot], round & 1);
+      if (n >= 2) wait(m.empty[n % 2], (n / 2 - 1) & 1);
+      uint32_t v[kChunks][4];
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) load_matrices(v[c], (begin + slot * kSlotBytes) ^ (c * 16));
+      auto* part = m.part[n % 2][warp];
+      multiply_sums(v, part);
+      multiply_streams(v, part);
+      __syncwarp();
+      if (lane == 0) arrive(m.full[n % 2]);
+      if (++slot == kSlots) slot = 0, ++round;
+    }
+  }
+};
+
+}  // namespace dsv4::resident
