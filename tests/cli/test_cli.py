@@ -189,9 +189,11 @@ def test_sweep_writes_table_report_and_pictures() -> None:
     assert done.exit_code == 0, done.output
     report = json.loads(Path("results/sweep.json").read_text())
     assert report["schema"] == 1 and report["replay"]["seed"] == 3
+    assert report["replayed"] == {"steps": 2, "fewest": 16, "most": 64, "prefills": 2}
     assert {entry["cell"]["strategy"] for entry in report["cells"]} == set(registry.strategies())
     for entry in report["cells"]:
         assert entry["cell"]["strategy"] in done.stdout
+    assert "replayed: 2 steps of 16 to 64 tokens, 2 with a prefill" in " ".join(done.stdout.split())
     for picture in ("bytes.png", "comparison.png"):
         assert Path("results", picture).read_bytes().startswith(b"\x89PNG")
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from workspace.sweep.plan import Cell, cells
+from workspace.sweep.plan import Cell, Extent, cells
 from workspace.sweep.result import Bytes, Judgement, Result, host_ratios
+from workspace.sweep.workload import Step
 
 
 def test_cells_are_every_combination_with_rivals_side_by_side() -> None:
@@ -22,3 +23,12 @@ def test_host_time_is_compared_within_one_setting() -> None:
     eager, full = [cells(["caching", "planned"], [mode], [1], [True]) for mode in ("eager", "full")]
     results = [_result(eager[0], 100.0), _result(eager[1], 50.0), _result(full[1], 30.0)]
     assert host_ratios(results) == {eager[0]: 1.0, eager[1]: 0.5}
+
+
+def test_what_is_replayed_is_told_in_words() -> None:
+    """Decode rows alone are recognised by their sizes, and by the word none."""
+    decoding = [Step(index, 28, 0, 28, 28) for index in range(3)]
+    prefill = Step(3, 8192, 8164, 28, 29)
+    assert str(Extent.of(decoding)) == "3 steps of 28 tokens, none with a prefill"
+    assert str(Extent.of(decoding[:1])) == "1 step of 28 tokens, none with a prefill"
+    assert str(Extent.of([*decoding, prefill])) == "4 steps of 28 to 8,192 tokens, 1 with a prefill"

@@ -14,11 +14,11 @@ from workspace.config import load_config
 from workspace.errors import Unsupported
 from workspace.sweep.execute import open_execution
 from workspace.sweep.pictures import batches, draw_bytes, draw_comparison
-from workspace.sweep.plan import Cell, Replay, cells
+from workspace.sweep.plan import Cell, Extent, Replay, cells
 from workspace.sweep.report import make_folder, report, write_json
 from workspace.sweep.result import Refused, Result
 from workspace.sweep.runner import run_cells
-from workspace.sweep.session import open_session
+from workspace.sweep.session import open_session, steps_of
 from workspace.sweep.table import print_results
 from workspace.sweep.workload import MODES
 
@@ -73,27 +73,29 @@ def run(
     session = open_session(replay)
     make_folder(out)
     todo = cells(safe, modes or MODES, micro_batches, aux_streams)
-    console.print(session.description)
+    extent = Extent.of(steps_of(session, replay))
+    console.print(f"{session.description}; replayed: {extent}")
     computed = open_execution(replay).description if replay.schedules else ""
     if computed:
         console.print(f"real numbers: {computed}; {replay.schedules} schedules a cell")
 
     pictured = todo[0].setting
+    replayed = f"{session.description}\nreplayed: {extent}"
     finished = _run_with_progress(console, replay, todo, safe, pictured, jobs)
     results = [finished[cell] for cell in todo]
     measured = [result for result in results if isinstance(result, Result)]
     print_results(console, results, safe)
 
-    write_json(report(replay, session.description, computed, results), out / "sweep.json")
+    write_json(report(replay, session.description, extent, computed, results), out / "sweep.json")
     written = ["sweep.json"]
     if any(result.envelope for result in measured):
         mode, parts, aux = pictured
         setting = f"{mode}, {batches(parts)}, {'' if aux else 'no '}side streams"
-        title = f"Bytes on loan by owner; {setting}\n{session.description}"
+        title = f"Bytes on loan by owner; {setting}\n{replayed}"
         draw_bytes(measured, safe, title, out / "bytes.png")
         written.append("bytes.png")
     if measured:
-        title = f"Peak bytes held and host time per step\n{session.description}"
+        title = f"Peak bytes held and host time per step\n{replayed}"
         draw_comparison(measured, title, out / "comparison.png")
         written.append("comparison.png")
     console.print(f"written to {out}: {', '.join(written)}", highlight=False)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -38,6 +39,37 @@ class Replay:
     steps: int | None
     seed: int
     schedules: int = 0
+
+
+@attrs.frozen
+class Extent:
+    """How much a replay runs, in words that tell a short one from a long one.
+
+    Attributes
+    ----------
+    steps
+        Number of steps.
+    fewest, most
+        Tokens of the smallest and the largest step.
+    prefills
+        Steps with prompt tokens.
+    """
+
+    steps: int
+    fewest: int
+    most: int
+    prefills: int
+
+    @classmethod
+    def of(cls, steps: Sequence[Any]) -> Extent:
+        """That of some steps, one at least."""
+        tokens = [step.tokens for step in steps]
+        return cls(len(steps), min(tokens), max(tokens), sum(step.prefill_tokens > 0 for step in steps))
+
+    def __str__(self) -> str:
+        sizes = f"{self.fewest:,}" if self.fewest == self.most else f"{self.fewest:,} to {self.most:,}"
+        steps = f"{self.steps} step{'s' if self.steps > 1 else ''}"
+        return f"{steps} of {sizes} tokens, {self.prefills or 'none'} with a prefill"
 
 
 @attrs.frozen

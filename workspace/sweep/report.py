@@ -16,7 +16,7 @@ import torch
 
 from workspace.config import load_config
 from workspace.errors import ConfigError
-from workspace.sweep.plan import Replay
+from workspace.sweep.plan import Extent, Replay
 from workspace.sweep.result import Refused, Result, host_ratios
 
 SCHEMA = 1
@@ -45,13 +45,17 @@ def provenance() -> dict[str, Any]:
     }
 
 
-def report(replay: Replay, description: str, computed: str, results: Sequence[Result | Refused]) -> dict[str, Any]:
+def report(
+    replay: Replay, description: str, extent: Extent, computed: str, results: Sequence[Result | Refused]
+) -> dict[str, Any]:
     """Everything a sweep measured, as plain JSON values.
 
     Parameters
     ----------
     description, computed
         Of the session, and of the configuration that computed real numbers (empty if none did).
+    extent
+        Of the steps that were replayed.
     """
     ratios = host_ratios([result for result in results if isinstance(result, Result)])
     cells = []
@@ -65,6 +69,7 @@ def report(replay: Replay, description: str, computed: str, results: Sequence[Re
         "made": provenance(),
         "replay": attrs.asdict(replay),
         "session": description,
+        "replayed": attrs.asdict(extent),
         "computed": computed,
         "config": _settings(),
         "cells": cells,
