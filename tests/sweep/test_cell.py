@@ -6,9 +6,10 @@ import attrs
 import pytest
 
 from tests.sweep.standin import LAYERS
+from workspace.sweep import runner
 from workspace.sweep.cell import DETAIL, measure
 from workspace.sweep.plan import Cell, Replay, cells
-from workspace.sweep.result import Refused, Result
+from workspace.sweep.result import HostCost, Refused, Result
 from workspace.sweep.runner import run_cells
 
 REPLAY = Replay("tests.sweep.standin:ThreeLeases", "small", None, "simulated", 4, 0)
@@ -61,6 +62,17 @@ def test_refusal_is_a_result() -> None:
     assert refused == Refused(refused.cell, "no wide regions here", "choose another mode")
 
 
+def test_a_refusal_of_what_is_timed_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the judged replay went well; the cells beside it have their times."""
+    todo = cells(["caching", "event_fenced"], ["eager"], [1], [True])
+    refused = Refused(todo[1], "no time", "take some")
+    costs = {todo[0]: HostCost(2.0, (2.0, 3.0, 4.0), 2.5), todo[1]: refused}
+    monkeypatch.setattr(runner, "host_costs", lambda *_: costs)
+    first, second = run_cells(REPLAY, todo, dict.fromkeys(SAFE, True), lambda cell: False, 1)
+    assert isinstance(first, Result) and second == refused
+    assert (first.host_us, first.host_replays_us, first.host_again_us) == (2.0, (2.0, 3.0, 4.0), 2.5)
+
+
 def test_worker_processes_measure_the_same() -> None:
     """Two processes give what one gives, but for the time."""
     todo = cells(["caching", "event_fenced"], ["eager"], [2], [True])
@@ -68,6 +80,10 @@ def test_worker_processes_measure_the_same() -> None:
 
     def untimed(jobs: int) -> list[object]:
         found = run_cells(REPLAY, todo, safe, lambda cell: False, jobs)
-        return sorted((attrs.evolve(result, host_us=0.0, host_replays_us=()) for result in found), key=str)
+        results = [result for result in found if isinstance(result, Result) and result.host_us > 0]
+        assert len(results) == len(todo)
+        assert all(bool(one.host_again_us) == (one.cell.strategy == "caching") for one in results)
+        untimed = {"host_us": 0.0, "host_replays_us": (), "host_again_us": None}
+        return sorted((attrs.evolve(result, **untimed) for result in results), key=str)
 
     assert untimed(1) == untimed(2)

@@ -77,6 +77,15 @@ def below(*results: Result | Refused) -> str:
     return str(console.file.getvalue())  # type: ignore[attr-defined]
 
 
+def test_caching_against_itself_says_how_good_a_ratio_is() -> None:
+    """Over the settings that have it; without it nothing is said."""
+    one, other = result("caching", 100.0, "SAFE"), attrs.evolve(result("caching", 50.0, "SAFE"), host_again_us=60.0)
+    assert "to itself" not in below(one)
+    assert "caching timed twice, in turn like the others: ratio to itself 1.20." in below(other)
+    full = attrs.evolve(one, cell=Cell("caching", "full", 1, True), host_again_us=97.0)
+    assert "ratio to itself 0.97 to 1.20 in 2 settings." in below(other, full)
+
+
 def test_safe_of_a_strategy_that_orders_nothing_is_put_into_proportion() -> None:
     """Only where such a cell is SAFE."""
     caution = "SAFE of a strategy marked (!) holds for this topology only"

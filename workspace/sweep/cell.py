@@ -1,10 +1,9 @@
-"""Measure one cell: timed replays for the host cost, a judged one for bytes, fences, calls and races, real numbers."""
+"""Measure one cell: a judged replay for bytes, fences, calls and races, and real numbers."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import attrs
@@ -13,22 +12,18 @@ import torch
 from workspace.errors import WorkspaceError
 from workspace.sweep.devices import JudgedDevice, Sampler
 from workspace.sweep.execute import execute
-from workspace.sweep.host_time import HostTime
 from workspace.sweep.plan import Cell, Replay
 from workspace.sweep.protocol import ProtocolError
 from workspace.sweep.result import Bytes, Judgement, Refused, Result, Sample
-from workspace.sweep.session import open_session, prepare, steps_of
+from workspace.sweep.session import prepare, session_of, steps_of
 from workspace.sweep.setup import workspace_of
 from workspace.sweep.workload import Session, Step
 
 DETAIL = 120
 
-session_of = cache(open_session)
-"""The session of a replay, opened once in each process."""
-
 
 def measure(replay: Replay, cell: Cell, allow_unsafe: bool, sampled: bool) -> Result | Refused:
-    """All measurements of a cell, or the typed error by which it was refused.
+    """All measurements of a cell but for its host time, or the typed error by which it was refused.
 
     Parameters
     ----------
@@ -41,14 +36,9 @@ def measure(replay: Replay, cell: Cell, allow_unsafe: bool, sampled: bool) -> Re
         with torch.no_grad():
             session = session_of(replay)
             steps = steps_of(session, replay)
-            host = HostTime(session, replay, cell, allow_unsafe, steps)
-            host.replay()
             result = _judged(session, replay, cell, allow_unsafe, sampled, steps)
-            host.replay()
             numbers = execute(replay, cell, allow_unsafe) if replay.schedules else None
-            host.replay()
-            host.close()
-            return attrs.evolve(result, host_us=host.us, host_replays_us=host.replays_us, numbers=numbers)
+            return attrs.evolve(result, numbers=numbers)
     except ProtocolError:
         raise  # of every cell alike
     except WorkspaceError as error:
@@ -61,7 +51,7 @@ def measure(replay: Replay, cell: Cell, allow_unsafe: bool, sampled: bool) -> Re
 def _judged(
     session: Session, replay: Replay, cell: Cell, allow_unsafe: bool, sampled: bool, steps: Sequence[Step]
 ) -> Result:
-    """All but the host's time and real numbers."""
+    """All but real numbers."""
     device = JudgedDevice(replay.seed)
     ws = workspace_of(cell, device, allow_unsafe, statistics=True)
     runner = prepare(session, ws, replay, cell)

@@ -74,7 +74,8 @@ def run(
     make_folder(out)
     todo = cells(safe, modes or MODES, micro_batches, aux_streams)
     extent = Extent.of(steps_of(session, replay))
-    console.print(f"{session.description}; replayed: {extent}")
+    console.print(session.description)
+    console.print(f"replayed: {extent}")
     computed = open_execution(replay).description if replay.schedules else ""
     if computed:
         console.print(f"real numbers: {computed}; {replay.schedules} schedules a cell")

@@ -15,14 +15,12 @@ import torch
 
 from workspace.errors import DriverError, Unsupported, WorkspaceError
 from workspace.simulated import Device, InOrder, Race, Random, Schedule
-from workspace.sweep.plan import Cell, Replay
+from workspace.sweep.plan import REFERENCE, Cell, Replay
 from workspace.sweep.protocol import following
 from workspace.sweep.result import Numbers
 from workspace.sweep.session import find_workload
 from workspace.sweep.setup import workspace_of
 from workspace.sweep.workload import Execution, Program
-
-REFERENCE = "caching"
 
 Bits = tuple[tuple[tuple[int, ...], str, bytes], ...]
 """Shape, dtype and bytes of each result."""

@@ -9,6 +9,9 @@ from typing import Any
 
 import attrs
 
+REFERENCE = "caching"
+"""The strategy that results and times of the others in the same setting are compared with."""
+
 
 @attrs.frozen
 class Replay:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from workspace.sweep.plan import Cell
+from workspace.sweep.plan import REFERENCE, Cell
 
 
 @attrs.frozen
@@ -84,6 +84,25 @@ class Bytes:
 
 
 @attrs.frozen
+class HostCost:
+    """Host time of one step of a cell in us; see `workspace.sweep.host_time`.
+
+    Attributes
+    ----------
+    us
+        Mean over steps of the least of three replays.
+    replays_us
+        The mean over steps of each of the three; how far they lie apart.
+    again_us
+        Of `caching`: as `us`, on a second workspace that took each step, too.
+    """
+
+    us: float
+    replays_us: tuple[float, ...]
+    again_us: float | None = None
+
+
+@attrs.frozen
 class Result:
     """All measurements of one cell.
 
@@ -93,10 +112,8 @@ class Result:
         What was replayed.
     bytes, counters, driver_calls
         Over the replay, without what preparing the model took.
-    host_us
-        Host time of one step in us: mean over steps of the least of three replays; see `workspace.sweep.host_time`.
-    host_replays_us
-        The mean over steps of each of the three; how far they lie apart.
+    host_us, host_replays_us, host_again_us
+        As of `HostCost`.
     judgement
         Of the replay and the preparation together.
     envelope
@@ -119,6 +136,7 @@ class Result:
     detail: tuple[Sample, ...] = ()
     numbers: Numbers | None = None
     host_replays_us: tuple[float, ...] = ()
+    host_again_us: float | None = None
 
     @property
     def sound(self) -> bool:
@@ -136,9 +154,14 @@ class Refused:
     remedy: str
 
 
-def host_ratios(results: list[Result], reference: str = "caching") -> dict[Cell, float]:
+def host_ratios(results: list[Result], reference: str = REFERENCE) -> dict[Cell, float]:
     """Host time of each cell over that of the reference strategy in the same setting, where that was run."""
     base = {result.cell.setting: result.host_us for result in results if result.cell.strategy == reference}
     return {
         result.cell: result.host_us / base[result.cell.setting] for result in results if result.cell.setting in base
     }
+
+
+def repeated_ratios(results: list[Result]) -> list[float]:
+    """Host time of `caching` over its own, timed twice in a setting: how far a ratio may lie from 1 for nothing."""
+    return [result.host_again_us / result.host_us for result in results if result.host_again_us is not None]

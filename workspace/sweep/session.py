@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
+from functools import cache
 from typing import Any
 
 from workspace import registry
@@ -86,6 +87,10 @@ def open_session(replay: Replay) -> Session:
     opened = workload.open(replay.model or workload.models[0], replay.trace, replay.seed)
     session: Session = following(Session, opened, replay.workload)
     return session
+
+
+session_of = cache(open_session)
+"""The session of a replay, opened once in each process."""
 
 
 def steps_of(session: Session, replay: Replay) -> list[Step]:

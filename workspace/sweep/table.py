@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from workspace.sweep.result import Refused, Result, host_ratios
+from workspace.sweep.result import Refused, Result, host_ratios, repeated_ratios
 
 COLOURS = {"SAFE": "green", "UNSAFE": "bold red", "UNKNOWN": "yellow"}
 MIB = 1 << 20
@@ -68,7 +68,11 @@ ABOUT = (
     ("fences", "fences: per step."),
     ("elided", "elided: uses on other streams that needed no fence, per step."),
     ("record", "record, wait, alloc, replay: driver calls per step."),
-    ("host us", "host us: CPU time per step, without the operations themselves: each step's least of three replays."),
+    (
+        "host us",
+        "host us: CPU time per step, without the operations themselves: each step's least of three replays, which the "
+        "setting's strategies take in turn.",
+    ),
     ("ratio", "ratio: to caching in the same setting."),
     ("bits", "bits: schedules under which real numbers are those of caching, bit for bit, of all that were tried."),
     (
@@ -96,7 +100,8 @@ def print_results(console: Console, results: Sequence[Result | Refused], safe: M
         table.add_column("bits", justify="right", no_wrap=True)
     if wide:
         table.add_column(RACES, justify="right", no_wrap=True)
-    ratios = host_ratios([result for result in results if isinstance(result, Result)])
+    measured = [result for result in results if isinstance(result, Result)]
+    ratios = host_ratios(measured)
     setting = None
     for result in results:
         cell = result.cell
@@ -117,7 +122,10 @@ def print_results(console: Console, results: Sequence[Result | Refused], safe: M
     console.print(table)
     shown = {"x1", "(!)", *(str(column.header) for column in table.columns)}
     console.print(" ".join(about for heading, about in ABOUT if heading in shown), style="dim")
-    for line in _cautions([result for result in results if isinstance(result, Result)], safe):
+    if own := repeated_ratios(measured):
+        several = f"{min(own):.2f} to {max(own):.2f} in {len(own)} settings" if len(own) > 1 else f"{own[0]:.2f}"
+        console.print(f"caching timed twice, in turn like the others: ratio to itself {several}.", highlight=False)
+    for line in _cautions(measured, safe):
         console.print(line, highlight=False)
     for problem in dict.fromkeys(result.problem for result in results if isinstance(result, Refused)):
         console.print(f"refused: {problem}", markup=False, highlight=False)
