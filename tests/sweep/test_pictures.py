@@ -41,7 +41,8 @@ def compared(
     figures: list[Any] = []
     monkeypatch.setattr(pictures.pyplot, "close", figures.append)
     results = [result(name, 1.0, verdict) for name in names for verdict in verdicts]
-    pictures.draw_comparison(results, title, path / "comparison.png")
+    safe = {name: name not in ("upstream", "unfenced") for name in names}
+    pictures.draw_comparison(results, safe, title, path / "comparison.png")
     monkeypatch.undo()
     pictures.pyplot.close(figures[0])
     return figures[0]
@@ -63,6 +64,12 @@ def test_unsafe_strategies_are_marked(monkeypatch: pytest.MonkeyPatch, tmp_path:
     """By (!), as in the table; a safe one is not."""
     labels = [panel.get_ylabel() for panel in drawn(monkeypatch, tmp_path, 5).axes[::2]]
     assert labels == ["caching\nMiB", "upstream (!)\nMiB"]
+
+
+def test_unsafe_strategies_are_marked_in_the_comparison(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Though the verdict on the cell is SAFE."""
+    (legend,) = compared(monkeypatch, tmp_path, "SAFE", names=("caching", "upstream")).legends
+    assert [text.get_text() for text in legend.get_texts()] == ["caching", "upstream (!)"]
 
 
 def test_a_comparison_says_which_end_is_better(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

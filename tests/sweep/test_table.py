@@ -29,7 +29,7 @@ REFUSED = Refused(Cell("caching", "wide", 2, True), "no wide regions here", "cho
 
 def printed(width: int) -> list[str]:
     console = Console(file=StringIO(), width=width)
-    print_results(console, [*MEASURED, REFUSED], {"caching": True, "unfenced": False})
+    print_results(console, [*MEASURED, REFUSED], {"caching": True, "unfenced": False}, 2126)
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
 
 
@@ -53,7 +53,7 @@ def test_real_numbers_have_a_column(width: int) -> None:
     """How many schedules gave the bits of `caching`; it fits the narrowest table, too."""
     computed = [attrs.evolve(one, numbers=Numbers(20, 20 * (one.cell.strategy == "caching"), 0)) for one in MEASURED]
     console = Console(file=StringIO(), width=width)
-    print_results(console, [*computed, REFUSED], {"caching": True, "unfenced": False})
+    print_results(console, [*computed, REFUSED], {"caching": True, "unfenced": False}, 2126)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert not any("…" in line for line in lines) and all(len(line) <= width for line in lines)
     bits = [next(line for line in lines if name in line and "SAFE" in line).split() for name in ("caching", "unfenced")]
@@ -73,7 +73,7 @@ def test_the_legend_explains_what_is_shown_and_nothing_else(width: int) -> None:
 
 def below(*results: Result | Refused) -> str:
     console = Console(file=StringIO(), width=400)
-    print_results(console, results, {"caching": True, "unfenced": False, "upstream": False})
+    print_results(console, results, {"caching": True, "unfenced": False, "upstream": False}, 2126)
     return str(console.file.getvalue())  # type: ignore[attr-defined]
 
 
@@ -84,6 +84,16 @@ def test_caching_against_itself_says_how_good_a_ratio_is() -> None:
     assert "caching timed twice, in turn like the others: ratio to itself 1.20." in below(other)
     full = attrs.evolve(one, cell=Cell("caching", "full", 1, True), host_again_us=97.0)
     assert "ratio to itself 0.97 to 1.20 in 2 settings." in below(other, full)
+
+
+def test_bytes_held_are_put_into_proportion() -> None:
+    """By the largest step's size; and by what eager breaks keep, where a strategy lends the allocator's tensors."""
+    kept = "In wide and narrow the tensors of each eager break stay allocated"
+    caching, pool = result("caching", 1.0, "SAFE"), result("unfenced", 1.0, "SAFE")
+    narrow = attrs.evolve(caching, cell=Cell("caching", "narrow", 2, True))
+    assert "2,126 tokens is the largest here" in below(caching) and kept not in below(caching)
+    assert kept in below(narrow)
+    assert kept not in below(attrs.evolve(pool, cell=Cell("unfenced", "narrow", 2, True)), REFUSED)
 
 
 def test_safe_of_a_strategy_that_orders_nothing_is_put_into_proportion() -> None:

@@ -85,7 +85,7 @@ def run(
     finished = _run_with_progress(console, replay, todo, safe, pictured, jobs)
     results = [finished[cell] for cell in todo]
     measured = [result for result in results if isinstance(result, Result)]
-    print_results(console, results, safe)
+    print_results(console, results, safe, extent.most)
 
     write_json(report(replay, session.description, extent, computed, results), out / "sweep.json")
     written = ["sweep.json"]
@@ -97,7 +97,7 @@ def run(
         written.append("bytes.png")
     if measured:
         title = f"Peak bytes held and host time per step\n{replayed}"
-        draw_comparison(measured, title, out / "comparison.png")
+        draw_comparison(measured, safe, title, out / "comparison.png")
         written.append("comparison.png")
     console.print(f"written to {out}: {', '.join(written)}", highlight=False)
     return _verdict(console, results, safe, allow_refused)

@@ -111,8 +111,11 @@ def _stack(axes: Any, samples: Sequence[Sample], positions: Sequence[int], owner
     axes.set_xlim(positions[0], max(positions[-1], positions[0] + 1))
 
 
-def draw_comparison(results: Sequence[Result], title: str, path: Path) -> None:
-    """Peak bytes held against host time per step, a panel for each setting; filled is SAFE, hollow is not."""
+def draw_comparison(results: Sequence[Result], safe: Mapping[str, bool], title: str, path: Path) -> None:
+    """Peak bytes held against host time per step, a panel for each setting; filled is SAFE, hollow is not.
+
+    ``(!)`` is no safe strategy.
+    """
     settings = list(dict.fromkeys(result.cell.setting for result in results))
     rows = list(dict.fromkeys((parts, aux) for _, parts, aux in settings))
     modes = list(dict.fromkeys(mode for mode, _, _ in settings))
@@ -129,14 +132,14 @@ def draw_comparison(results: Sequence[Result], title: str, path: Path) -> None:
             panel = axes[rows.index((cell.micro_batches, cell.aux_streams))][modes.index(cell.mode)]
             colour, shape = looks[cell.strategy]
             verdict = result.judgement.verdict
-            safe = verdict == "SAFE"
+            sound = verdict == "SAFE"
             panel.scatter(
                 result.host_us / 1000, result.bytes.peak_reserved / GIB, s=70, marker=shape, alpha=0.85,
-                facecolor=colour if safe else "white", edgecolor=EDGES[verdict], linewidth=0.8 if safe else 2,
+                facecolor=colour if sound else "white", edgecolor=EDGES[verdict], linewidth=0.8 if sound else 2,
             )  # fmt: skip
         _scale(axes, modes, rows)
         handles = [
-            Line2D([], [], marker=shape, ls="", color=colour, mec=INK, ms=8, label=name)
+            Line2D([], [], marker=shape, ls="", color=colour, mec=INK, ms=8, label=marked(name, safe[name]))
             for name, (colour, shape) in looks.items()
         ]
         for verdict in sorted({result.judgement.verdict for result in results} - {"SAFE"}):

@@ -17,6 +17,8 @@ MIB = 1 << 20
 FULL_WIDTH = 142
 """Columns of a terminal from which on every figure is shown; the JSON has all of them in any case."""
 RACES = "racing pairs /\naccesses"
+BROKEN, RETURNING = ("wide", "narrow"), ("caching", "upstream")
+"""Modes whose graphs have eager breaks, and strategies whose tensors are the framework allocator's."""
 CONTROL = "unfenced"
 """The strategy whose races show that two micro-batches were beside each other."""
 
@@ -62,8 +64,13 @@ ABOUT = (
     ("x1", "x1, x2: micro-batches."),
     (
         "held",
-        "on loan, held: peak MiB by leases, and from the device, where a pool holds what was reserved for the largest "
-        "step.",
+        "on loan, held: peak MiB by leases, and from the device, where a pool holds what was declared, for the largest "
+        "step that may come; {largest:,} tokens is the largest here.",
+    ),
+    (
+        "breaks",
+        "In wide and narrow the tensors of each eager break stay allocated as long as its graph; those of a pool share "
+        "bytes, those of caching and upstream do not.",
     ),
     ("fences", "fences: per step."),
     ("elided", "elided: uses on other streams that needed no fence, per step."),
@@ -85,8 +92,16 @@ ABOUT = (
 """What a heading means, for those that the table has."""
 
 
-def print_results(console: Console, results: Sequence[Result | Refused], safe: Mapping[str, bool]) -> None:
-    """A row for each cell, in sections of cells to be compared with each other."""
+def print_results(
+    console: Console, results: Sequence[Result | Refused], safe: Mapping[str, bool], largest: int
+) -> None:
+    """A row for each cell, in sections of cells to be compared with each other.
+
+    Parameters
+    ----------
+    largest
+        Tokens of the largest step.
+    """
     wide = console.width >= FULL_WIDTH
     figures = [figure for figure in FIGURES if figure.always or wide]
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=0)
@@ -121,7 +136,10 @@ def print_results(console: Console, results: Sequence[Result | Refused], safe: M
         table.add_row(*front, *values, ratio, Text(judged.verdict, COLOURS[judged.verdict]), *bits, *races)
     console.print(table)
     shown = {"x1", "(!)", *(str(column.header) for column in table.columns)}
-    console.print(" ".join(about for heading, about in ABOUT if heading in shown), style="dim")
+    if any(one.cell.mode in BROKEN and one.cell.strategy in RETURNING for one in measured):
+        shown.add("breaks")
+    about = " ".join(about for heading, about in ABOUT if heading in shown)
+    console.print(about.format(largest=largest), style="dim")
     if own := repeated_ratios(measured):
         several = f"{min(own):.2f} to {max(own):.2f} in {len(own)} settings" if len(own) > 1 else f"{own[0]:.2f}"
         console.print(f"caching timed twice, in turn like the others: ratio to itself {several}.", highlight=False)
