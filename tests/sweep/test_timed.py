@@ -13,11 +13,11 @@ from rich.console import Console
 
 import workspace
 from workspace.errors import Unsupported
-from workspace.sweep import timed
+from workspace.sweep import pictures, timed
 from workspace.sweep.plan import Replay
 from workspace.sweep.timed import Setting, Timing, ratio
 from workspace.sweep.timed_command import run
-from workspace.sweep.timed_report import Record
+from workspace.sweep.timed_report import Record, draw, timings_of, title_of
 
 OUTPUT = workspace.Layout("output", out=workspace.spec("T", 128, dtype=torch.float32))
 SAFE = {"caching": True, "event_fenced": True, "upstream": False}
@@ -231,6 +231,39 @@ def test_the_steps_of_a_trace_are_run_in_turn(tmp_path: Path) -> None:
         (waited,), device = one["first_token_us"], one["device_us"]
         assert waited >= 0 and device == sorted(device)
     assert list(Record(tmp_path, json.loads((tmp_path / "timed.json").read_text())["plan"]).done)[0].tokens == 0
+
+
+@pytest.mark.parametrize(("peaks", "scale"), [((40, 3), "log"), ((40, 4), "linear"), ((40, 0), "linear")])
+def test_bytes_more_than_a_decade_apart_have_a_logarithmic_axis(
+    peaks: tuple[int, int], scale: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same in all panels, so that none of one reads as another's; else each begins at 0, which a log has not."""
+    figures: list[Any] = []
+    monkeypatch.setattr(pictures.pyplot, "close", figures.append)
+    found = {
+        Setting("eager", 1, True, tokens): [
+            Timing(name, (1000.0,), peak=peak << 20) for name, peak in zip(("caching", "upstream"), own, strict=True)
+        ]
+        for tokens, own in ((2, (5, 5)), (64, peaks))
+    }
+    draw(found, SAFE, "title", tmp_path / "timed.png")
+    monkeypatch.undo()
+    (figure,) = figures
+    pictures.pyplot.close(figure)
+    assert [panel.get_yscale() for panel in figure.axes] == [scale] * 2
+    limits = [panel.get_ylim() for panel in figure.axes]
+    assert (limits[0] == limits[1]) == (scale == "log") and (limits[0][0] == 0) == (scale == "linear")
+
+
+def test_a_picture_names_its_gpu(tmp_path: Path) -> None:
+    """Which is not there where the steps ran on a CPU; a written file gives the same timings again."""
+    sweep(tmp_path, "eager")
+    made = json.loads((tmp_path / "timed.json").read_text())
+    made["made"]["gpu"] = "NVIDIA H200"
+    assert title_of(made) == "Peak bytes and time of a step on one NVIDIA H200\none lease"
+    made["made"]["gpu"] = None
+    assert title_of(made) == "Peak bytes and time of a step\none lease"
+    assert timings_of(made) == Record(tmp_path, made["plan"]).done
 
 
 def test_a_workload_without_timed_steps_is_refused(tmp_path: Path) -> None:

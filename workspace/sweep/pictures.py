@@ -161,9 +161,13 @@ def _scale(axes: Any, modes: Sequence[str], rows: Sequence[tuple[int, bool]]) ->
         panel.set_ylabel(f"{batches(parts)}{streams}\npeak held, GiB")
     for panel in axes[-1]:
         panel.set_xlabel("host time per step, ms")
-    axes[0][0].set_xscale("log")
-    axes[0][0].set_yscale("log")
     for axis in (axes[0][0].xaxis, axes[0][0].yaxis):
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.set_minor_locator(NullLocator())
+        logarithmic(axis, (1, 2, 5))
+
+
+def logarithmic(axis: Any, marks: Sequence[int] = (1,)) -> None:
+    """Make an axis, and those that share it, logarithmic, with plain numbers at these multiples of powers of ten."""
+    getattr(axis.axes, f"set_{axis.axis_name}scale")("log")
+    axis.set_major_locator(LogLocator(subs=marks))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    axis.set_minor_locator(NullLocator())

@@ -73,7 +73,7 @@ def run(
             console.print(f"{setting}: timed in {time.perf_counter() - began:.1f} s", style="dim", highlight=False)
     print_timings(console, record.done, safe)
     if any(one.step_us for own in record.done.values() for one in own):
-        draw(record.done, safe, f"Peak bytes and time of a step\n{model.description}", out / "timed.png")
+        draw(record.done, safe, record.title, out / "timed.png")
     console.print(f"written to {out}: timed.json, timed.png", highlight=False)
     problems = refused(record.done)
     for problem in problems:

@@ -45,9 +45,7 @@ class Record:
             return
         if any(made.get(key) != self._head["made"][key] for key in same):
             return
-        for one in found["settings"]:
-            timings = [Timing(**{**own, **_tuples(own)}) for own in one.pop("timings")]
-            self.done[Setting(**one)] = timings
+        self.done = timings_of(found)
 
     def add(self, setting: Setting, timings: list[Timing]) -> None:
         """Keep a setting's timings."""
@@ -58,6 +56,26 @@ class Record:
         partial = self._path.with_suffix(".partial")
         write_json(self._head | {"settings": settings}, partial)
         partial.replace(self._path)
+
+    @property
+    def title(self) -> str:
+        """What was timed, and on which GPU."""
+        return title_of(self._head)
+
+
+def timings_of(content: Mapping[str, Any]) -> Timings:
+    """The settings of a file as `Record` writes it."""
+    found = {}
+    for one in content["settings"]:
+        timings = [Timing(**{**own, **_tuples(own)}) for own in one["timings"]]
+        found[Setting(**{key: value for key, value in one.items() if key != "timings"})] = timings
+    return found
+
+
+def title_of(content: Mapping[str, Any]) -> str:
+    """Of the picture of a file as `Record` writes it."""
+    gpu = content["made"]["gpu"]
+    return f"Peak bytes and time of a step{f' on one {gpu}' if gpu else ''}\n{content['plan']['model']}"
 
 
 def _tuples(own: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
@@ -102,19 +120,22 @@ def print_timings(console: Console, found: Timings, safe: Mapping[str, bool]) ->
 
 
 def draw(found: Timings, safe: Mapping[str, bool], title: str, path: Path) -> None:
-    """The cost of safety: peak bytes against the time of a step, both from 0, a panel for each setting.
+    """The cost of safety: peak bytes against the time of a step, from 0, a panel for each setting.
 
-    Rows are modes, columns sizes of steps; ``(!)`` is no safe strategy.
+    Rows are modes, columns sizes of steps; ``(!)`` is no safe strategy. Where the bytes of one setting lie more than a
+    decade apart, all panels have the same logarithmic axis for them.
     """
-    from workspace.sweep.pictures import INK, PALETTE, SHAPES, STYLE, marked, pyplot
+    from workspace.sweep.pictures import INK, PALETTE, SHAPES, STYLE, logarithmic, marked, pyplot
 
     settings = [setting for setting, own in found.items() if any(one.step_us for one in own)]
+    peaks = [[one.peak for one in found[setting] if one.step_us] for setting in settings]
+    apart = min(map(min, peaks)) > 0 and any(max(own) > 10 * min(own) for own in peaks)
     rows = list(dict.fromkeys(_row(setting) for setting in settings))
     columns = sorted({setting.tokens for setting in settings}, key=lambda tokens: (tokens == TRACE, tokens))
     with pyplot.rc_context(STYLE):
         figure, axes = pyplot.subplots(
             len(rows), len(columns), figsize=(1.2 + 2.6 * len(columns), 1.6 + 2.1 * len(rows)), squeeze=False,
-            layout="constrained",
+            sharey=apart, layout="constrained",
         )  # fmt: skip
         for panel in axes.flat:
             panel.set_visible(False)
@@ -130,7 +151,11 @@ def draw(found: Timings, safe: Mapping[str, bool], title: str, path: Path) -> No
                         panel.scatter(median(one.step_us) / 1000, one.peak / MIB, **look)
             panel.set_title(str(setting), fontsize=8)
             panel.set_xlim(0, panel.get_xlim()[1] * 1.05)
-            panel.set_ylim(0, panel.get_ylim()[1] * 1.05)
+            panel.tick_params(labelleft=True)
+            if not apart:
+                panel.set_ylim(0, panel.get_ylim()[1] * 1.05)
+        if apart:
+            logarithmic(axes[0, 0].yaxis)
         handles: dict[str, Any] = {}
         for panel in axes.flat:
             handles |= {label: handle for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
