@@ -219,9 +219,12 @@ class Lease(Pinnable):
 
     def covers(self, address: int, tensor: Any) -> bool:
         """Whether a tensor that starts at the address lies in this lease."""
-        if self._block is None or not self._block.nbytes:
+        block = self._block
+        if block is None or not block.nbytes:
             return False
-        return self._block.address <= address < self._block.address + max(self._block.nbytes, 1)
+        # A block that was cut for larger dims has bytes that are not this lease's; one of an adaptor's has its bands.
+        held = self.request.nbytes if self.request.direct else block.nbytes
+        return block.address <= address < block.address + held
 
     @property
     def parent(self) -> WorkspaceProvider:

@@ -55,6 +55,8 @@ class Slot:
 
         It was allocated on the current stream, as what an op returns is: the allocator is told of uses on all others.
         Fill with a tensor of another stream's on that stream, or tell the allocator: ``tensor.record_stream(...)``.
+        Nobody else may hold it: who writes the slot writes it. What may be its argument, as ``x.contiguous()`` or
+        ``x.to(...)`` may, is to be copied: ``slot.copy_(x)``.
 
         Raises `LayoutError` if shape or dtype differ from the layout's, `LeaseReleased` after the release.
         """

@@ -88,8 +88,9 @@ PyObject* enter(PyObject* self, PyObject*) {
   if (!held) return nullptr;
   const Ref shelf = item(parts.request_.ready.get(request), key);
   Ref block = taken(shelf);
-  if (!block && !PyErr_Occurred()) block = refitted(request, timeline, key);
-  if (!block && !PyErr_Occurred()) block = handed_over(request, timeline, key);
+  bool ask = false;
+  if (!block && !PyErr_Occurred()) block = refitted(request, timeline, key, ask);
+  if (!block && !ask && !PyErr_Occurred()) block = handed_over(request, timeline, key);
   if (!block) return PyErr_Occurred() ? nullptr : python(native, self, nullptr, 0);
   const Ref first = parts.block_.first.get(block);
   parts.lease_.t0.set(self, Ref::of(PyTuple_GET_ITEM(first.get(), 0)));

@@ -14,7 +14,8 @@ struct Refit {
   long long nbytes = 0;
 };
 
-// The block that a lease is to get, the last of a shelf, and its tensors for the request.
+// The block that a lease is to get, the last of a shelf, and its tensors for the request: none where Python has to make
+// them, or more than a few shelves are to be left first.
 struct Fitting {
   PyObject* shelf = nullptr;  // borrowed: it outlives the search, during which no Python runs
   Ref tensors;
@@ -71,7 +72,8 @@ Fitting chosen(const Refit& on) {
       smallest = held;
     }
   }
-  if (best == nullptr || left > FEW) return Fitting();
+  if (best == nullptr) return Fitting();
+  if (left > FEW) return Fitting{best, Ref()};
   return Fitting{best, built(on, PyList_GET_ITEM(best, PyList_GET_SIZE(best) - 1))};
 }
 
@@ -122,12 +124,13 @@ bool note(const Refit& on, const Ref& block, const Ref& before) {
 
 }  // namespace
 
-Ref refitted(const Ref& request, const Ref& timeline, const Ref& key) {
+Ref refitted(const Ref& request, const Ref& timeline, const Ref& key, bool& ask) {
   if (!may_look(request, timeline)) return Ref();
   Refit on{Ref::of(request.get()), Ref(), Ref(), Ref()};
   Locked locked(timeline);
   if (!locked || !steady(timeline) || !found(on, timeline, key)) return Ref();
   Fitting fitting = chosen(on);
+  ask = fitting.shelf != nullptr && !fitting.tensors;
   if (!fitting.tensors) return Ref();
   const Ref shelf = Ref::of(fitting.shelf);
   const Py_ssize_t last = PyList_GET_SIZE(shelf.get()) - 1;

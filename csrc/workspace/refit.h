@@ -6,7 +6,7 @@
 namespace workspace {
 
 // A block that waited for the request's layout at larger dims on the stream, now the request's; empty, without an
-// exception, where the Python form has to look.
-Ref refitted(const Ref& request, const Ref& timeline, const Ref& key);
+// exception, where there is none, or where the Python form has to look: then `ask` is true.
+Ref refitted(const Ref& request, const Ref& timeline, const Ref& key, bool& ask);
 
 }  // namespace workspace

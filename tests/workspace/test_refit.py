@@ -13,7 +13,7 @@ from tests.workspace.scene import BYTES, MIB, OTHER, scene
 from tests.workspace.test_handover import turns
 from workspace import Workspace, refit
 from workspace.block import WATCHED, Slab
-from workspace.errors import CapacityError, DriverError
+from workspace.errors import CapacityError, DriverError, LateUse
 from workspace.lease import PLAIN
 from workspace.pool import Pool
 from workspace.simulated import Device
@@ -125,6 +125,39 @@ def forgotten(plain: Callable[..., None]) -> Callable[..., None]:
             pool._longer[block] = {}
 
     return refitted
+
+
+def test_what_a_lease_leaves_is_not_declared_on_it() -> None:
+    """A tensor kept of the larger lease lies beyond the smaller one: its use comes late."""
+    _, ws = locked()
+    side = ws.stream("side")
+    with ws.lease(BYTES, N=2 * MIB) as large:
+        front, behind = large.x[:16], large.x[MIB:]
+    with ws.lease(BYTES, N=MIB):
+        ws.use(front, side)
+        with pytest.raises(LateUse):
+            ws.use(behind, side)
+
+
+def test_the_block_of_the_stream_comes_before_another_streams() -> None:
+    """In C++, too, where its tensors have not been made for these dims: Python makes them."""
+    _, ws = locked()
+    one, two = ws.stream("one"), ws.stream("two")
+    with ws.on(one):
+        large = ws.acquire(BYTES, N=WHOLE - MIB)
+    with ws.on(two):
+        small = ws.acquire(BYTES, N=MIB)
+    place = large.address
+    small.release()
+    large.release()
+    event = ws.event()
+    event.record(two)
+    event.wait(one)
+    with ws.on(one):
+        for _ in range(3):
+            with ws.lease(BYTES, N=MIB) as lease:
+                assert lease.address == place
+    check_books(ws)
 
 
 @pytest.mark.parametrize("handed_over", [False, True])

@@ -238,7 +238,8 @@ class Device(Capturing):
         """Accesses by a tensor of a lease to bytes that have been lent again since, in order or not.
 
         Seen are the tensors that a pool's lease hands out, and views of them: those that torch makes inside
-        ``with device:``, and those of virtual tensors. Of many alike one is kept and the rest counted.
+        ``with device:``, and those of virtual tensors; but not what ``set_`` or ``torch.nn.Parameter`` makes of them.
+        Of many alike one is kept and the rest counted.
         """
         with self.lock:
             return [] if self.judge is None else self.judge.late()
