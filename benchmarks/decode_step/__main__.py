@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import time
 import traceback
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import gpu
 from benchmarks.decode_step import buckets, micro, peak, step, stress
 from benchmarks.decode_step.model import Bench, flash
 from benchmarks.decode_step.report import table
@@ -40,7 +40,7 @@ SECTIONS = (
 
 
 def main() -> int:
-    """Run the sections; 1 when one failed."""
+    """Run the sections; 1 when one failed, 2 without a GPU."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sections", nargs="*", default=SECTIONS)
     parser.add_argument("--out", type=Path, required=True)
@@ -50,6 +50,7 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=flash().num_hidden_layers)
     parser.add_argument("--commit", default="")
     options = parser.parse_args()
+    gpu.require()
     options.out.mkdir(parents=True, exist_ok=True)
     made = machine(options.commit)
     failed = 0
@@ -100,8 +101,7 @@ def _section(name: str, options: Any, bench: list[Bench]) -> Any:
 
 def machine(commit: str) -> dict[str, Any]:
     """What the figures were taken on, and in which form the hot paths and the kernels ran."""
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0]
+    (driver,) = gpu.said("driver_version")
     made = provenance() | {"driver": driver, "lease_and_fork": native.form(), "kernels_missing": kernels.MISSING}
     return made | ({"commit": commit} if commit else {})
 

@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks import gpu
 from benchmarks.first_run import report
 
 BACKENDS = {
@@ -33,7 +34,7 @@ _MARK = "first-run result: "
 
 
 def main() -> int:
-    """Parse, run the sections, write what they found. Returns 1 when a section failed."""
+    """Parse, run the sections, write what they found. Returns 1 when a section failed; exits with 2 without a GPU."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--commit", default="unknown")
@@ -44,6 +45,7 @@ def main() -> int:
         module = importlib.import_module(f"benchmarks.first_run.{options.measure}")
         print(_MARK + json.dumps(module.measure()))
         return 0
+    gpu.require()
     results: dict[str, Any] = {"machine": machine(), "commit": options.commit}
     failed = False
     for name in options.section or SECTIONS:
@@ -78,11 +80,10 @@ def machine() -> dict[str, str]:
     """What the figures were taken on."""
     import torch
 
-    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    gpu, driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0].split(", ")
+    name, driver = gpu.said("name", "driver_version")
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "gpu": gpu,
+        "gpu": name,
         "driver": driver,
         "torch": torch.__version__,
         "cuda": str(torch.version.cuda),

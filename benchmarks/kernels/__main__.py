@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import gpu
 from benchmarks.first_run.__main__ import machine
 from benchmarks.kernels.cases import CASES, Case
 from benchmarks.kernels.graph_time import SETS, copy_us, graph_us, nothing_us
@@ -22,6 +23,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--commit", default="unknown")
     options = parser.parse_args()
+    gpu.require()
     results: dict[str, Any] = {"machine": machine(), "commit": options.commit, "nothing_us": nothing_us()}
     print(f"a node that does nothing: {results['nothing_us']:.2f} us")
     wanted = [name for name in CASES if not options.names or any(name.startswith(one) for one in options.names)]

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 import workspace
+from benchmarks import gpu
 from benchmarks.first_run.__main__ import machine
 from benchmarks.first_run.timing import interleaved
 from benchmarks.kernels.calls import CALLS, call
@@ -134,6 +135,7 @@ def main() -> None:
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--library", type=Path, help="csrc/bench/boxed.cpp and empty_kernel.cu, built before")
     options = parser.parse_args()
+    gpu.require()
     bare_library(options.library)
     results = {"machine": machine(), "commit": options.commit, **measured()}
     show(results)
