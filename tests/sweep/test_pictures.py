@@ -11,20 +11,22 @@ import pytest
 
 from tests.sweep.test_table import result
 from workspace.sweep import pictures
-from workspace.sweep.result import Sample
+from workspace.sweep.result import Bytes, Sample
 
 MIB = 1 << 20
 
 
-def drawn(monkeypatch: pytest.MonkeyPatch, path: Path, reserved: int) -> Any:
-    """The figure of `draw_bytes` for a safe and an unsafe strategy that lend 4 MiB and hold so many."""
+def drawn(monkeypatch: pytest.MonkeyPatch, path: Path, others: int = 4) -> Any:
+    """The figure of `draw_bytes` for a safe and an unsafe strategy, of which the second lends so many MiB."""
     figures: list[Any] = []
     monkeypatch.setattr(pictures.pyplot, "close", figures.append)
-    samples = tuple(Sample(step, step, 4 * MIB, reserved * MIB, {"moe": 4 * MIB}) for step in range(3))
-    results = [
-        attrs.evolve(result(name, 1.0, "SAFE"), envelope=samples, detail=samples) for name in ("caching", "upstream")
-    ]
-    pictures.draw_bytes(results, {"caching": True, "upstream": False}, "title", path / "bytes.png")
+    results = []
+    for name, lent in (("caching", 4), ("upstream", others)):
+        samples = tuple(Sample(step, step, lent * MIB, 9 * MIB, {"moe": lent * MIB}) for step in range(3))
+        results.append(attrs.evolve(result(name, 1.0, "SAFE"), envelope=samples, detail=samples))
+    narrow = attrs.evolve(results[0].cell, mode="narrow")
+    unsampled = attrs.evolve(results[0], cell=narrow, bytes=Bytes(2 * MIB, 8 * MIB, 0, {}), envelope=(), detail=())
+    pictures.draw_bytes([*results, unsampled], {"caching": True, "upstream": False}, "title", path / "bytes.png")
     monkeypatch.undo()
     pictures.pyplot.close(figures[0])
     return figures[0]
@@ -48,22 +50,26 @@ def compared(
     return figures[0]
 
 
-@pytest.mark.parametrize(("reserved", "lines"), [(5, 1), (500, 0)])
-def test_bytes_held_are_drawn_only_in_range(
-    reserved: int, lines: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_bars_show_what_every_cell_holds_and_lends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On an axis that has room for both, though one is many times the other; sampled or not."""
+    bars = drawn(monkeypatch, tmp_path).axes[0]
+    heights = [bar.get_height() for bar in bars.patches]
+    assert heights == [26_582, 1777, 26_582, 1777, 8, 2]
+    assert bars.get_yscale() == "log" and bars.get_ylim()[0] < 2 and bars.get_ylim()[1] > 26_582
+    assert [tick.get_text() for tick in bars.get_xticklabels()] == ["overflow x2", "narrow x2"]
+    assert [text.get_text() for text in bars.get_legend().get_texts()] == ["caching", "upstream (!)"]
+
+
+@pytest.mark.parametrize(
+    ("others", "rows"), [(4, ["caching\nupstream (!)\nMiB"]), (3, ["caching\nMiB", "upstream (!)\nMiB"])]
+)
+def test_strategies_that_lend_alike_share_a_row(
+    others: int, rows: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A line that would leave the panel is left out whole; the peak stands beside it as text in any case."""
-    figure = drawn(monkeypatch, tmp_path, reserved)
-    assert [len(panel.lines) for panel in figure.axes] == [lines] * 4
-    (legend,) = figure.legends
-    assert ("held (where in range)" in [text.get_text() for text in legend.get_texts()]) == bool(lines)
-    assert sum("held from the device" in text.get_text() for panel in figure.axes for text in panel.texts) == 2
-
-
-def test_unsafe_strategies_are_marked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """By (!), as in the table; a safe one is not."""
-    labels = [panel.get_ylabel() for panel in drawn(monkeypatch, tmp_path, 5).axes[::2]]
-    assert labels == ["caching\nMiB", "upstream (!)\nMiB"]
+    """Each is named, and marked by (!) where it is not safe, as in the table."""
+    panels = drawn(monkeypatch, tmp_path, others).axes[1:]
+    assert [panel.get_ylabel() for panel in panels[::2]] == rows
+    assert "overflow x2" in panels[0].get_title()
 
 
 def test_unsafe_strategies_are_marked_in_the_comparison(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

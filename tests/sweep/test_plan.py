@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workspace.sweep.plan import Cell, Extent, cells
+from workspace.sweep.plan import Cell, Extent, cells, name_of
 from workspace.sweep.result import Bytes, Judgement, Result, host_ratios
 from workspace.sweep.workload import Step
 
@@ -12,6 +12,14 @@ def test_cells_are_every_combination_with_rivals_side_by_side() -> None:
     planned = cells(["caching", "unfenced"], ["eager", "full"], [1, 2], [True, False])
     assert len(set(planned)) == len(planned) == 16
     assert all(planned[i].setting == planned[i + 1].setting for i in range(0, 16, 2))
+
+
+def test_a_setting_has_a_short_name() -> None:
+    """In which side streams are told by their absence."""
+    assert [name_of((mode, 2, aux)) for mode, aux in (("eager", True), ("full", False))] == [
+        "eager x2",
+        "full x2 serial",
+    ]
 
 
 def _result(cell: Cell, host_us: float) -> Result:

@@ -13,7 +13,7 @@ from workspace import registry
 from workspace.config import load_config
 from workspace.errors import Unsupported
 from workspace.sweep.execute import open_execution
-from workspace.sweep.pictures import batches, draw_bytes, draw_comparison
+from workspace.sweep.pictures import draw_bytes, draw_comparison
 from workspace.sweep.plan import Cell, Extent, Replay, cells
 from workspace.sweep.report import make_folder, report, write_json
 from workspace.sweep.result import Refused, Result
@@ -90,10 +90,7 @@ def run(
     write_json(report(replay, session.description, extent, computed, results), out / "sweep.json")
     written = ["sweep.json"]
     if any(result.envelope for result in measured):
-        mode, parts, aux = pictured
-        setting = f"{mode}, {batches(parts)}, {'' if aux else 'no '}side streams"
-        title = f"Bytes on loan by owner; {setting}\n{replayed}"
-        draw_bytes(measured, safe, title, out / "bytes.png")
+        draw_bytes(measured, safe, f"Peak bytes, and bytes on loan by owner\n{replayed}", out / "bytes.png")
         written.append("bytes.png")
     if measured:
         title = f"Peak bytes held and host time per step\n{replayed}"

@@ -1,4 +1,4 @@
-"""Pictures of a sweep: bytes over time by owner, and strategies compared by bytes and host time."""
+"""Pictures of a sweep: peak bytes, and over time by owner; and strategies compared by bytes and host time."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from workspace.sweep.plan import name_of
 from workspace.sweep.result import Result, Sample
 
 matplotlib.use("Agg")
@@ -51,39 +52,72 @@ def marked(name: str, safe: bool) -> str:
 
 
 def draw_bytes(results: Sequence[Result], safe: Mapping[str, bool], title: str, path: Path) -> None:
-    """Bytes on loan by owner, a row for each result that has samples; ``(!)`` is no safe strategy.
+    """Peak bytes of every cell, and bytes on loan by owner of those that have samples; ``(!)`` is no safe strategy.
 
-    Left: each step at its moment of most bytes on loan. Right: the start of the step with most tokens.
+    Top: held from the device, and on loan. Below, a row for strategies that lend alike: each step at its moment of most
+    bytes on loan, and the start of the step with most tokens.
     """
-    sampled = [result for result in results if result.envelope]
-    owners = _largest_owners(sampled)
-    top = max(sample.allocated for result in sampled for sample in (*result.envelope, *result.detail))
+    rows = _alike([result for result in results if result.envelope])
+    owners = _largest_owners([row[0] for row in rows])
     with pyplot.rc_context(STYLE):
-        figure, axes = pyplot.subplots(
-            len(sampled), 2, figsize=(12, 1.8 + 1.9 * len(sampled)), sharey=True, squeeze=False,
-            layout="constrained",
-        )  # fmt: skip
-        for (left, right), result in zip(axes, sampled, strict=True):
-            _stack(left, result.envelope, [sample.step for sample in result.envelope], owners, "mid")
-            _stack(right, result.detail, [sample.launch for sample in result.detail], owners, "post")
-            left.set_ylabel(f"{marked(result.cell.strategy, safe[result.cell.strategy])}\nMiB")
-            left.set_ylim(0, 1.3 * max(top, 1) / MIB)
-            for panel, samples in ((left, result.envelope), (right, result.detail)):
-                if any(sample.reserved > 1.3 * max(top, 1) for sample in samples):  # a stub of it reads as a fault
-                    panel.lines[0].remove()
-            held = f"held from the device, peak: {result.bytes.peak_reserved / MIB:,.0f} MiB"
-            left.text(0.99, 0.95, held, transform=left.transAxes, ha="right", va="top", color=INK)
-        axes[0][0].set_title("each step at its fullest moment")
-        axes[0][1].set_title(f"first operations of step {sampled[0].detail[0].step}, the one with most tokens")
-        axes[-1][0].set_xlabel("step")
-        axes[-1][1].set_xlabel("operations enqueued in the step")
+        figure = pyplot.figure(figsize=(12, 4.4 + 1.9 * len(rows)), layout="constrained")
+        grid = figure.add_gridspec(1 + len(rows), 2, height_ratios=[1.5, *[1] * len(rows)])
+        _bars(figure.add_subplot(grid[0, :]), results, safe)
+        first: Any = None
+        for place, row in enumerate(rows, 1):
+            left = figure.add_subplot(grid[place, 0], sharey=first)
+            first = first or left
+            right = figure.add_subplot(grid[place, 1], sharey=first)
+            right.tick_params(labelleft=False)
+            envelope, detail = row[0].envelope, row[0].detail
+            _stack(left, envelope, [sample.step for sample in envelope], owners, "mid")
+            _stack(right, detail, [sample.launch for sample in detail], owners, "post")
+            names = [marked(result.cell.strategy, safe[result.cell.strategy]) for result in row]
+            left.set_ylabel("\n".join([*names, "MiB"]))
+            if place == 1:
+                setting = name_of(row[0].cell.setting)
+                left.set_title(f"on loan by owner, {setting}: each step at its fullest moment")
+                right.set_title(f"first operations of step {detail[0].step}, the one with most tokens")
+        left.set_xlabel("step")
+        right.set_xlabel("operations enqueued in the step")
         patches = [Patch(color=colour, label=owner) for owner, colour in owners.items()]
-        line = Line2D([], [], color=INK, linewidth=1.2, label="held (where in range)")
-        drawn = [line] if any(panel.lines for panel in axes.flat) else []
-        figure.legend(handles=[*patches, *drawn], loc="outside lower center", ncols=5)
+        figure.legend(handles=patches, loc="outside lower center", ncols=5)
         figure.suptitle(title)
         figure.savefig(path)
         pyplot.close(figure)
+
+
+def _alike(results: Sequence[Result]) -> list[list[Result]]:
+    """Results by what they had on loan: strategies that differ in what they hold often lend the same."""
+    rows: dict[Any, list[Result]] = {}
+    for result in results:
+        moments = [*result.envelope, *result.detail]
+        lent = tuple((sample.step, sample.launch, tuple(sorted(sample.owners.items()))) for sample in moments)
+        rows.setdefault(lent, []).append(result)
+    return list(rows.values())
+
+
+def _bars(axes: Any, results: Sequence[Result], safe: Mapping[str, bool]) -> None:
+    """Peaks of a setting's strategies beside each other: on loan, and what is held, of which that is a part."""
+    settings = list(dict.fromkeys(result.cell.setting for result in results))
+    names = list(dict.fromkeys(result.cell.strategy for result in results))
+    width = 0.8 / len(names)
+    for result in results:
+        place = names.index(result.cell.strategy)
+        at = settings.index(result.cell.setting) + (place - (len(names) - 1) / 2) * width
+        colour = PALETTE[place % len(PALETTE)]
+        axes.bar(at, result.bytes.peak_reserved / MIB, 0.9 * width, color=colour, alpha=0.4)
+        axes.bar(at, result.bytes.peak_allocated / MIB, 0.9 * width, color=colour)
+    logarithmic(axes.yaxis, (1, 2, 5))
+    axes.set_ylim(bottom=max(1, min(result.bytes.peak_allocated for result in results)) / MIB / 2)
+    axes.set_xticks(range(len(settings)), map(name_of, settings))
+    axes.grid(visible=False, axis="x")
+    axes.set_ylabel("peak MiB")
+    axes.set_title("solid: on loan; pale: held from the device", loc="left")
+    patches = [
+        Patch(color=PALETTE[place % len(PALETTE)], label=marked(name, safe[name])) for place, name in enumerate(names)
+    ]
+    axes.legend(handles=patches, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(names), borderaxespad=0)
 
 
 def _largest_owners(results: Sequence[Result]) -> dict[str, str]:
@@ -106,8 +140,6 @@ def _stack(axes: Any, samples: Sequence[Sample], positions: Sequence[int], owner
         named = [sample.owners.get(owner, 0) / MIB for sample in samples]
         layers.append([_others(sample, owners) / MIB for sample in samples] if owner == OTHERS else named)
     axes.stackplot(positions, layers, colors=list(owners.values()), step=step, linewidth=0)
-    reserved = [sample.reserved / MIB for sample in samples]
-    axes.step(positions, reserved, where=step, color=INK, linewidth=1.2)
     axes.set_xlim(positions[0], max(positions[-1], positions[0] + 1))
 
 

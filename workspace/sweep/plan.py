@@ -94,6 +94,12 @@ class Cell:
         return f"{self.strategy}, {self.mode}, {self.micro_batches} micro-batch(es), {side}"
 
 
+def name_of(setting: tuple[str, int, bool]) -> str:
+    """A setting as tables and pictures show it."""
+    mode, parts, aux = setting
+    return f"{mode} x{parts}" + ("" if aux else " serial")
+
+
 def cells(
     strategies: Iterable[str], modes: Iterable[str], micro_batches: Iterable[int], aux_streams: Iterable[bool]
 ) -> list[Cell]:

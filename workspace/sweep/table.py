@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from workspace.sweep.plan import name_of
 from workspace.sweep.result import Refused, Result, host_ratios, repeated_ratios
 
 COLOURS = {"SAFE": "green", "UNSAFE": "bold red", "UNKNOWN": "yellow"}
@@ -123,7 +124,7 @@ def print_results(
         if cell.setting != setting and setting is not None:
             table.add_section()
         name = cell.strategy if safe[cell.strategy] else f"{cell.strategy} (!)"
-        front = ("" if cell.setting == setting else _setting(cell.setting), name)
+        front = ("" if cell.setting == setting else name_of(cell.setting), name)
         setting = cell.setting
         if isinstance(result, Refused):
             table.add_row(*front, *[""] * (len(figures) + 1), Text("refused"))
@@ -157,7 +158,7 @@ def _cautions(results: Sequence[Result], safe: Mapping[str, bool]) -> list[str]:
         lines.append("SAFE of a strategy marked (!) holds for this topology only: it orders nothing itself.")
     beside = [cell.setting for cell in found if cell.strategy == CONTROL and cell.micro_batches > 1]
     if beside:
-        settings = ", ".join(map(_setting, beside))
+        settings = ", ".join(map(name_of, beside))
         lines.append(
             f"note: the control {CONTROL!r} was SAFE in {settings}: micro-batches share its bytes. Are they on streams "
             "of their own?"
@@ -170,8 +171,3 @@ def _bits(result: Result) -> Text:
     if numbers is None:
         return Text("")
     return Text(f"{numbers.equal}/{numbers.schedules}", "green" if numbers.equal == numbers.schedules else "bold red")
-
-
-def _setting(setting: tuple[str, int, bool]) -> str:
-    mode, parts, aux = setting
-    return f"{mode} x{parts}" + ("" if aux else " serial")
