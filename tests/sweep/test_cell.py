@@ -83,7 +83,8 @@ def test_worker_processes_measure_the_same() -> None:
         results = [result for result in found if isinstance(result, Result) and result.host_us > 0]
         assert len(results) == len(todo)
         assert all(bool(one.host_again_us) == (one.cell.strategy == "caching") for one in results)
-        untimed = {"host_us": 0.0, "host_replays_us": (), "host_again_us": None}
-        return sorted((attrs.evolve(result, **untimed) for result in results), key=str)
+        return sorted(
+            (attrs.evolve(one, host_us=0.0, host_replays_us=(), host_again_us=None) for one in results), key=str
+        )
 
     assert untimed(1) == untimed(2)
