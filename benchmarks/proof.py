@@ -30,8 +30,8 @@ import torch
 
 from dsv4.model.execution import Execution
 from workspace.simulated import InOrder, Random
-from workspace.sweep.execute import REFERENCE, Bits, compute
-from workspace.sweep.plan import Cell
+from workspace.sweep.execute import Bits, compute
+from workspace.sweep.plan import REFERENCE, Cell
 from workspace.sweep.report import provenance, write_json
 from workspace.sweep.workload import MODES
 
