@@ -114,7 +114,8 @@ def test_a_control_that_shows_nothing_is_a_question() -> None:
 
 
 def test_refusal_is_named() -> None:
-    """A refused cell says so in its row, and why below the table."""
+    """A refused cell says so in its row, and why below the table, with what to do."""
     lines = printed(80)
     assert any("wide x2" in line and "refused" in line for line in lines)
-    assert "refused: no wide regions here" in lines
+    assert "refused: no wide regions here; choose another mode" in lines
+    assert "refused: no wide regions here\n" in below(attrs.evolve(REFUSED, remedy=""))

@@ -108,7 +108,7 @@ def _bars(axes: Any, results: Sequence[Result], safe: Mapping[str, bool]) -> Non
         colour = PALETTE[place % len(PALETTE)]
         axes.bar(at, result.bytes.peak_reserved / MIB, 0.9 * width, color=colour, alpha=0.4)
         axes.bar(at, result.bytes.peak_allocated / MIB, 0.9 * width, color=colour)
-    logarithmic(axes.yaxis, (1, 2, 5))
+    logarithmic(axes.yaxis, (1, 2, 3, 5))
     axes.set_ylim(bottom=max(1, min(result.bytes.peak_allocated for result in results)) / MIB / 2)
     axes.set_xticks(range(len(settings)), map(name_of, settings))
     axes.grid(visible=False, axis="x")
@@ -193,8 +193,8 @@ def _scale(axes: Any, modes: Sequence[str], rows: Sequence[tuple[int, bool]]) ->
         panel.set_ylabel(f"{batches(parts)}{streams}\npeak held, GiB")
     for panel in axes[-1]:
         panel.set_xlabel("host time per step, ms")
-    for axis in (axes[0][0].xaxis, axes[0][0].yaxis):
-        logarithmic(axis, (1, 2, 5))
+    logarithmic(axes[0][0].xaxis, (1, 2, 5))
+    logarithmic(axes[0][0].yaxis, (1, 2, 3, 5))
 
 
 def logarithmic(axis: Any, marks: Sequence[int] = (1,)) -> None:

@@ -71,7 +71,7 @@ ABOUT = (
     (
         "breaks",
         "In wide and narrow the tensors of each eager break stay allocated as long as its graph; those of a pool share "
-        "bytes, those of caching and upstream do not.",
+        "bytes, those of caching and upstream do not, and every size that is captured adds its own.",
     ),
     ("fences", "fences: per step."),
     ("elided", "elided: uses on other streams that needed no fence, per step."),
@@ -146,8 +146,9 @@ def print_results(
         console.print(f"caching timed twice, in turn like the others: ratio to itself {several}.", highlight=False)
     for line in _cautions(measured, safe):
         console.print(line, highlight=False)
-    for problem in dict.fromkeys(result.problem for result in results if isinstance(result, Refused)):
-        console.print(f"refused: {problem}", markup=False, highlight=False)
+    refused = (result for result in results if isinstance(result, Refused))
+    for problem, remedy in dict.fromkeys((result.problem, result.remedy) for result in refused):
+        console.print(f"refused: {problem}{f'; {remedy}' if remedy else ''}", markup=False, highlight=False)
 
 
 def _cautions(results: Sequence[Result], safe: Mapping[str, bool]) -> list[str]:
