@@ -139,15 +139,19 @@ class Pool:
         """Note that a block comes back to another shelf than before, of its layout at other dims."""
         request, stream = block.request, block.stream
         assert request is not None and stream is not None
-        if block.nbytes > request.nbytes:
-            self._longer[block] = {stream.id: block.epoch}
-        else:
-            self._longer.pop(block, None)
+        self.note_beyond(block, request, {stream.id: block.epoch})
         request.lender = self
         request.sizes.add(shelf, stream)
         self.shelves[shelf] = None
         if not before.blocks:
             self.shelves.pop(before, None)
+
+    def note_beyond(self, block: Block, request: Request, uses: Uses) -> None:
+        """Keep the last uses of what a block has beyond the request that gets it."""
+        if block.nbytes > request.nbytes:
+            self._longer[block] = uses
+        else:
+            self._longer.pop(block, None)
 
     def take_back_large(self) -> None:
         """Coalesce the large blocks that wait on shelves; in a roomy pool they stay."""

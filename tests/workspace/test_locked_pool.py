@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -66,14 +67,45 @@ def test_cut_behind_what_waits_on_shelves_it_would_not(
 
 
 @pytest.mark.parametrize("strategy", ["event_fenced", "per_stream"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_small_step_keeps_no_place_from_the_largest(
+    strategy: str, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all that was declared lies side by side, each layout's first block is as large as it was declared.
+
+    Control: cut for a small step, a block stands in the middle of what the largest step needs.
+    """
+    if not whole:
+        monkeypatch.setattr(Pooled, "_whole", lambda *_: None)
+    device, ws = scene(strategy, steady=True)
+    for layout in (BYTES, OTHER):
+        ws.declare(layout, N=4 * MIB)
+    ws.reserve()
+    ws.lock()
+    with ws.lease(BYTES, N=MIB) as small, ws.lease(OTHER, N=4 * MIB) as large:
+        device.launch("small", writes=[small.x, large.y])
+        assert ws.snapshot().allocated == 5 * MIB
+    with ExitStack() as step:
+        if not whole:
+            step.enter_context(pytest.raises(CapacityError))
+        large = step.enter_context(ws.lease(OTHER, N=4 * MIB))
+        largest = step.enter_context(ws.lease(BYTES, N=4 * MIB))
+        device.launch("largest", writes=[large.y, largest.x])
+    check_books(ws)
+    assert device.verdict() == "SAFE"
+
+
+@pytest.mark.parametrize("strategy", ["event_fenced", "per_stream"])
 @pytest.mark.parametrize("at_end", [True, False])
 def test_dims_below_the_largest_need_one_search_each(
     strategy: str, at_end: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where all that was declared lies side by side: each is cut where it leaves the largest its place.
+    """Where all that was declared lies side by side, of layouts without blocks of their own: each is cut where it leaves
+    the largest its place.
 
     Control: cut at the front only, they take it from one another, each time.
     """
+    monkeypatch.setattr(Pooled, "_whole", lambda *_: None)
     search, leaves_room, found = Pooled._search, Pool.leaves_room, [0]
 
     def counted(self: Pooled, *given: Any) -> Any:

@@ -12,7 +12,7 @@ from workspace.config import WorkspaceConfig
 from workspace.errors import CapacityError, CaptureError
 from workspace.explain import call_site
 from workspace.lane import Lane, Lanes, LaneSource
-from workspace.layout import MAX_BYTES
+from workspace.layout import MAX_BYTES, Layout
 from workspace.pool import LARGE, Home, Pool, named
 from workspace.provider import Held, Homes
 from workspace.refit import refit
@@ -45,6 +45,7 @@ class Pooled:
         self.pool.two_ends = not self.source.fixed
         self.locked = False
         self._largest_declared = 0
+        self._declared: dict[tuple[Any, Layout], int] = {}
         self._may_fence = "fence" in config.policy
         # A capture that takes more of what is reserved does not grow the pool.
         self._may_grow = self.source.fixed or "grow" in config.policy
@@ -91,10 +92,28 @@ class Pooled:
     def place(self, request: Request, stream: Stream) -> Block:
         block = request.unshelve(stream)
         if block is None and stream.capture is None:
-            block = refit(self.pool, request, stream, self.tensors)
+            block = refit(self.pool, request, stream, self.tensors) or self._whole(request, stream)
         if block is None:
             block = self._search(request, stream)
             block.request = request
+        return block
+
+    def _whole(self, request: Request, stream: Stream) -> Block | None:
+        """An ordered block as large as the layout's declared dims, of which the request has the front.
+
+        Where all that was declared fits side by side, there is one for each: cut for less, it would be in the way of
+        the largest. What the request leaves, the pool takes back where it empties its shelves.
+        """
+        whole = self._declared.get((request.key, request.resolved.layout), 0)
+        if not (self.locked and self.pool.roomy and request.direct and whole >= request.nbytes):
+            return None
+        block = self.pool.ordered(whole, stream, self.home(stream))
+        if block is None or block.events:  # what the request leaves would be without them
+            return None
+        self.pool.elided += sum(used != stream.id for used in block.uses)
+        block = self.pool.take(block, whole, self.home(stream))
+        self.pool.note_beyond(block, request, block.uses)
+        block.uses, block.events, block.request = {}, None, request
         return block
 
     def _search(self, request: Request, stream: Stream) -> Block:
@@ -305,6 +324,9 @@ class Pooled:
     # -- size ------------------------------------------------------------------------------------------------
     def reserve(self, nbytes: int, declared: Sequence[Request]) -> None:
         self._largest_declared = max([self._largest_declared, *(one.nbytes for one in declared)])
+        for one in declared:
+            whose = one.key, one.resolved.layout
+            self._declared[whose] = max(self._declared.get(whose, 0), one.nbytes)
         missing = nbytes - sum(slab.nbytes for slab in self.pool.slabs)
         if missing <= 0:
             return
