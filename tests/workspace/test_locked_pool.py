@@ -100,8 +100,8 @@ def test_a_small_step_keeps_no_place_from_the_largest(
 def test_dims_below_the_largest_need_one_search_each(
     strategy: str, at_end: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where all that was declared lies side by side, of layouts without blocks of their own: each is cut where it leaves
-    the largest its place.
+    """Where all that was declared lies side by side, of layouts without blocks of their own: each is cut where it
+    leaves the largest its place.
 
     Control: cut at the front only, they take it from one another, each time.
     """
