@@ -66,13 +66,6 @@ __device__ inline float4 load_shared_floats(uint32_t from) {
 __device__ inline void store_shared(uint32_t to, const uint4& v) {
   asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
-// Four matrices of eight rows of sixteen bytes: lane 8i + r has the r-th row's place of the i-th.
-__device__ inline void load_matrices(uint32_t (&m)[4], uint32_t from) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-               : "r"(from)
-               : "memory");
-}
 // Here, and not behind stores: those have to read their address first.
 __device__ inline void advance(uint8_t*& at, uint32_t by) {
   at += by;

@@ -2,6 +2,7 @@
 #pragma once
 #include "hyper_connection_resident.cuh"
 #include "hyper_connection_resident_access.cuh"
+#include "tensor_core.cuh"
 
 namespace dsv4::resident {
 
