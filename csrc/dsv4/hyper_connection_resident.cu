@@ -2,23 +2,24 @@
 // fewer than sixteen tokens and the head: there the latency of a tile counts, here what moves meanwhile.
 //
 // A cluster of sixteen blocks takes tiles of eight tokens; a block has 256 columns of all their streams. They stay in
-// its shared memory from their copying until they are collapsed: nothing is read twice. Ten tiles are there at a time:
-// some on their way, one mixed in place and stored, five whose values travel. Warps do one thing each, and wait for
-// nothing but what they need next:
+// its shared memory from their copying until they are collapsed: nothing is read twice. Nine tiles are there at a time:
+// four on their way, the others mixed or with values that travel. Warps do one thing each, and wait for nothing but
+// what they need next:
 //
-//   copies     a thread has the next tile copied when its place is free;
-//   rows       eight warps, a token each: mixed, stored, and five tiles later collapsed;
+//   copies     a thread has tiles copied in when there is a place, and out when they are mixed;
+//   mixing     eight warps, two tokens and half of the columns each, by tensor cores;
 //   products   eight warps, 32 columns each, fn in registers as operands of the tensor cores: of the mixed streams with
 //              fn, and with each other;
 //   sums       two warps add up what the eight have found, and send each token's to the block that owns it;
-//   answers    a warp sends back its weights and its norm's factor.
+//   answers    a warp sends back its weights and its norm's factor;
+//   rows       eight warps, a token each, collapse the streams when the answer is there.
 //
-// Floor at hidden size 4096: 80 KB a token, of DRAM and of the L2 cache alike. Close before memory, what a
-// multiprocessor can issue bounds it; few tokens pay for fn, which every cluster reads, and for the last tiles' way
-// through all of the above.
+// Floor at hidden size 4096: 80 KB a token, of DRAM and of the L2 cache alike. With many tokens that is what bounds it;
+// fewer pay for fn, which every cluster reads, and for the last tile's way through all of the above.
 #include "hyper_connection_launch.cuh"
 #include "hyper_connection_resident_answers.cuh"
 #include "hyper_connection_resident_copies.cuh"
+#include "hyper_connection_resident_mixing.cuh"
 #include "hyper_connection_resident_products.cuh"
 #include "hyper_connection_resident_rows.cuh"
 #include "hyper_connection_resident_sums.cuh"
@@ -29,22 +30,23 @@ namespace dsv4 {
 namespace resident {
 namespace {
 
-// Registers of a thread: of those that multiply, of rows, of the others. Their sum is what the block starts with.
-template <Hyper kHyper>
-constexpr int kMultiplierRegisters = kHyper == Hyper::post_pre ? 144 : 152;
-template <Hyper kHyper>
-constexpr int kRowRegisters = kHyper == Hyper::post_pre ? 72 : 64;
-[[maybe_unused]] constexpr int kFirstRegisters = 48;
+// Registers of a thread. Warps give away and take of what the block starts with.
+constexpr int kFirstRegisters = 40, kMultiplierRegisters = 136, kMixerRegisters = 56, kRowRegisters = 40;
+constexpr int kStartRegisters = 65536 / kThreads / 8 * 8;
+static_assert(kFirst * kFirstRegisters + kMultipliers * kMultiplierRegisters + kMixers * kMixerRegisters +
+                  kRows * kRowRegisters <= kThreads / 32 * kStartRegisters);
 
 [[maybe_unused]] __device__ void make_barriers(Memory& m) {
   for (uint64_t& barrier : m.there) make_barrier(barrier, 1);
-  for (uint64_t& barrier : m.mixed) make_barrier(barrier, kRows);
+  for (uint64_t& barrier : m.mixed) make_barrier(barrier, kMixers);
   for (uint64_t& barrier : m.answers) make_barrier(barrier, 1);
   for (uint64_t& barrier : m.left) make_barrier(barrier, kRows);
   for (uint64_t& barrier : m.full) make_barrier(barrier, kMultipliers);
   for (uint64_t& barrier : m.empty) make_barrier(barrier, kAdders);
   for (uint64_t& barrier : m.sums) make_barrier(barrier, 1);
   make_barrier(m.answered, 1);
+  for (uint64_t& barrier : m.weights) make_barrier(barrier, 1);
+  for (uint64_t& barrier : m.taken) make_barrier(barrier, kMultipliers);
   publish_barriers();
   for (uint64_t& barrier : m.sums) arrive_and_expect(barrier, kBlocks * kSentBytes);
 }
@@ -64,7 +66,9 @@ __global__ void __launch_bounds__(kThreads, 1) resident_kernel(const __grid_cons
   if (warp < kFirst) {
     fewer_registers<kFirstRegisters>();
     if (warp == 0) {
-      Copies<kHyper>{a, m, share}.run();
+      if (threadIdx.x == 0) Copies<kHyper>{a, m, share}.run();
+      __syncwarp();
+      wait_for_cluster();
     } else {
       wait_for_cluster();
       if (warp <= kAdders) {
@@ -74,16 +78,19 @@ __global__ void __launch_bounds__(kThreads, 1) resident_kernel(const __grid_cons
       }
     }
   } else if (warp < kFirst + kMultipliers) {
-    more_registers<kMultiplierRegisters<kHyper>>();
+    more_registers<kMultiplierRegisters>();
     Multiplication products(m);
-    products.request(a.mix.fn + share.rank * kColumns);
-    products.take();
     wait_for_cluster();
+    products.take();
     products.run(share.tiles);
     make_combs(a, m, products.warp * 32 + products.lane);
+  } else if (warp < kFirst + kMultipliers + kMixers) {
+    fewer_registers<kMixerRegisters>();
+    wait_for_cluster();
+    Mixing<kHyper>(m).run(share.tiles);
   } else {
-    fewer_registers<kRowRegisters<kHyper>>();
-    Rows<kHyper> rows(a, m, share);
+    fewer_registers<kRowRegisters>();
+    Rows rows(a, m, share);
     rows.take_norm(a.collapse, share.rank);
     wait_for_cluster();
     rows.run();
@@ -93,15 +100,25 @@ __global__ void __launch_bounds__(kThreads, 1) resident_kernel(const __grid_cons
 #endif
 }
 
-// Boxes of a block's columns of eight tokens: of all streams, and of the block's output.
+// Boxes of a block's columns of eight tokens: of all streams, before and after, and of the block's output; and of all
+// sums' weights of a stream.
 template <Hyper kHyper>
-bool describe_tiles(Arguments& a) {
-  constexpr cuuint64_t kRow = kHidden * 2, kValues = kGroupRow / 2, kAll = kRow / kGroupRow;
+bool describe_boxes(Arguments& a) {
+  constexpr auto kBf16 = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kFloat = CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+  constexpr cuuint64_t kBytes = kHidden * 2, kBoth = kStreams * kHidden * 4, kWords = kRow / 4, kAll = kBytes / kRow;
   const cuuint64_t tokens = a.mix.tokens;
-  const bool streams = describe<4>(a.streams, a.mix.residual, {kValues, tokens, kStreams, kAll},
-                                   {kStreams * kRow, kRow, kGroupRow}, {kValues, kTile, kStreams, kGroups});
-  if (kHyper != Hyper::post_pre || !streams) return streams;
-  return describe<3>(a.layer, a.mix.y, {kValues, tokens, kAll}, {kRow, kGroupRow}, {kValues, kTile, kGroups});
+  const auto streams = [&](CUtensorMap& map, const void* at) {
+    return describe<4>(map, kBf16, at, {kRow / 2, kStreams, tokens, kAll}, {kBytes, kStreams * kBytes, kRow},
+                       {kRow / 2, 1, kTile, kGroups});
+  };
+  if (!streams(a.streams, a.mix.residual)) return false;
+  if (!describe<4>(a.weights, kFloat, a.mix.fn, {kWords, kSums, 2 * kAll, kStreams}, {kBoth, kRow, kHidden * 4},
+                   {kWords, kSums, kColumns / kWords, 1})) {
+    return false;
+  }
+  if (kHyper != Hyper::post_pre) return true;
+  return streams(a.mixed, a.mix.mixed) && describe<3>(a.layer, kBf16, a.mix.y, {kRow / 2, tokens, kAll},
+                                                      {kBytes, kRow}, {kRow / 2, kTile, kGroups});
 }
 
 template <Hyper kHyper>
@@ -111,7 +128,7 @@ bool launched(const Call& call, const Arguments& a) {
   const int limit = most * kBlocks * kMostOwn, tokens = a.mix.tokens;
   for (int first = 0; first < tokens; first += limit) {
     Arguments part = a.from(first, min(limit, tokens - first), most);
-    if (!describe_tiles<kHyper>(part)) return false;
+    if (!describe_boxes<kHyper>(part)) return false;
     launch_clusters<resident_kernel<kHyper>>(call, part.clusters, kThreads, sizeof(Memory), part);
   }
   return true;
@@ -125,7 +142,7 @@ constexpr int kFrom = 16;
 
 bool launch_resident(const Call& call, const MixArguments& mix, const CollapseArguments& collapse, Hyper hyper) {
   if (mix.hidden != kHidden || mix.tokens < resident::kFrom) return false;
-  const resident::Arguments a{mix, collapse, {}, {}, 0, 0, 0};
+  const resident::Arguments a{mix, collapse, {}, {}, {}, {}, 0, 0, 0};
   switch (hyper) {
     case Hyper::post_pre:
       return resident::launched<Hyper::post_pre>(call, a);

@@ -10,25 +10,26 @@
 namespace dsv4::resident {
 
 constexpr int kTile = 8;
-constexpr int kSlots = 10;                   // tiles in shared memory, from their copying until they are collapsed
-constexpr int kLag = 5;                      // by how many tiles collapsing lags behind mixing
+constexpr int kSlots = 9;                    // tiles in shared memory, from their copying until they are collapsed
 constexpr int kLayers = 4;                   // outputs of the block have fewer places: they are needed until mixing
 constexpr int kReceived = (kSlots + 1) / 2;  // so have a block's own tokens: every second tile has one
 constexpr int kMostOwn = 128;                // of them in a launch
 
 // Warps, in this order. The first are those that others wait for: one copies, two add up, one answers.
-constexpr int kAdders = 2, kFirst = 2 + kAdders, kMultipliers = 8, kRows = kTile;
-constexpr int kThreads = 32 * (kFirst + kMultipliers + kRows);
+constexpr int kAdders = 2, kFirst = 2 + kAdders, kMultipliers = 8, kMixers = 8, kRows = kTile;
+constexpr int kThreads = 32 * (kFirst + kMultipliers + kMixers + kRows);
 
-// A tile lies in groups of 64 columns: the 128 bytes that a token has of one, their chunks of sixteen permuted, beside
-// the next token's. The same chunks of eight tokens lie in banks of their own.
-constexpr int kGroupRow = 128, kStreamBytes = kTile * kGroupRow, kGroupBytes = kStreams * kStreamBytes;
-constexpr int kGroups = kColumns * 2 / kGroupRow, kSlotBytes = kGroups * kGroupBytes;
-constexpr int kLayerBytes = kGroups * kStreamBytes;
+// Of a tile a stream lies after the other, in groups of 64 columns, of which a token has a row of 128 bytes. Chunks of
+// sixteen bytes are permuted by the three bits of their address above a row's. A stream begins two rows further than it
+// has to: so the same chunk of a stream's eight tokens lies in banks of its own, and so does that of two neighbours'
+// four streams.
+constexpr int kRow = 128, kGroupBytes = kTile * kRow, kGroups = kColumns * 2 / kRow;
+constexpr int kLayerBytes = kGroups * kGroupBytes, kStreamBytes = kLayerBytes + 2 * kRow;
+constexpr int kSlotBytes = kStreams * kStreamBytes;
 
-// The block's part of fn is in pieces of a sum and a stream, at first where the later slots will be.
-constexpr int kPieces = kStreams * kSums, kPieceBytes = kColumns * 4, kFree = 3;
-static_assert((kSlots - kFree) * kSlotBytes >= kPieces * kPieceBytes);
+// The block's part of fn lies at first where the later tiles will be, a stream after the other: for each warp that
+// multiplies the rows of its 32 columns, of all sums.
+constexpr int kPartBytes = kSums * kColumns * 4, kFree = kSlots - (kStreams * kPartBytes + kSlotBytes - 1) / kSlotBytes;
 
 constexpr int kSentBytes = kValues * 4, kAnswerBytes = 20;  // of a token
 
@@ -43,20 +44,21 @@ struct Memory {
   float4 norm[2][32];                                                     // weights of a lane's columns, by halves
   uint64_t there[kSlots], mixed[kSlots], answers[kSlots], left[kSlots];   // a tile's, in turn
   uint64_t full[2], empty[2], sums[kReceived], answered;
+  uint64_t weights[kStreams], taken[kStreams];                            // fn is there, by streams; in registers
 };
 static_assert(sizeof(Memory) <= 227 * 1024);
 
 struct Arguments {
   MixArguments mix;
   CollapseArguments collapse;
-  CUtensorMap streams, layer;  // what tiles are copied from
-  int clusters, each, more;    // tokens of a cluster; clusters that have one more
+  CUtensorMap streams, layer, weights, mixed;  // what is copied from, and to
+  int clusters, each, more;                    // tiles of a cluster; clusters that have one more
 
   // Of `tokens` tokens from `first` on, shared out to at most so many clusters.
   Arguments from(int first, int tokens, int most) const {
     constexpr int64_t kWords = kHidden / kVector;
-    const int shared = std::min(most, (tokens + kTile - 1) / kTile);
-    Arguments part{mix, collapse, {}, {}, shared, tokens / shared, tokens % shared};
+    const int tiles = (tokens + kTile - 1) / kTile, shared = std::min(most, tiles);
+    Arguments part{mix, collapse, {}, {}, {}, {}, shared, tiles / shared, tiles % shared};
     part.mix.tokens = tokens;
     part.mix.residual += first * kStreams * kWords;
     part.collapse.layer_in += first * kWords;
@@ -78,16 +80,19 @@ struct Share {
 
   __device__ explicit Share(const Arguments& a) : rank(rank_in_cluster()) {
     const int which = blockIdx.x / kBlocks;
-    first = which * a.each + min(which, a.more);
-    count = a.each + (which < a.more ? 1 : 0);
-    tiles = (count + kTile - 1) / kTile;
+    first = (which * a.each + min(which, a.more)) * kTile;
+    tiles = a.each + (which < a.more ? 1 : 0);
+    count = min(tiles * kTile, a.mix.tokens - first);
   }
   __device__ int tokens(int tile) const { return min(kTile, count - tile * kTile); }
   __device__ int own() const { return (count - rank + kBlocks - 1) / kBlocks; }
   __device__ int token(int own) const { return first + own * kBlocks + rank; }
 };
 
-// Of a token's row of a group, a chunk.
-__device__ inline uint32_t place_of_chunk(int token, int chunk) { return token * kGroupRow + (chunk ^ token) * 16; }
+// Where a chunk of a token lies in a stream's group, and in one of its block's output.
+__device__ inline uint32_t place_of_chunk(int token, int stream, int chunk) {
+  return stream * kStreamBytes + token * kRow + (chunk ^ (token + 2 * stream) % 8) * 16;
+}
+__device__ inline uint32_t place_of_layer_chunk(int token, int chunk) { return token * kRow + (chunk ^ token) * 16; }
 
 }  // namespace dsv4::resident

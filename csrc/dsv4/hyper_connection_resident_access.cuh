@@ -9,24 +9,20 @@ __device__ inline void arrive(uint64_t& barrier) {
 }
 
 // -- barriers of some of the block's warps -----------------------------------------------------------------
-enum Barrier { kRequested = 1, kFetched, kTaken, kNormed };  // 0 is the block's
+enum Barrier { kNormed = 1 };  // 0 is the block's
 template <int kThreads>
 __device__ inline void meet(Barrier which) {
   asm volatile("bar.sync %0, %1;" ::"r"(static_cast<int>(which)), "n"(kThreads) : "memory");
 }
-// The others may go on when this thread has come.
-template <int kThreads>
-__device__ inline void pass(Barrier which) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(static_cast<int>(which)), "n"(kThreads) : "memory");
-}
 
 // -- copies that count the bytes that are there ------------------------------------------------------------
 // A box of a tensor; from the token-th row and the group-th group of columns on.
-__device__ inline void copy_streams(uint32_t to, const CUtensorMap& from, int token, int group, uint64_t& there) {
+__device__ inline void copy_stream(uint32_t to, const CUtensorMap& from, int stream, int token, int group,
+                                   uint64_t& there) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %2, %4}], "
-      "[%5];" ::"r"(to),
-      "l"(&from), "r"(0), "r"(token), "r"(group), "r"(shared_place(&there))
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+      "[%6];" ::"r"(to),
+      "l"(&from), "r"(0), "r"(stream), "r"(token), "r"(group), "r"(shared_place(&there))
       : "memory");
 }
 __device__ inline void copy_layer(uint32_t to, const CUtensorMap& from, int token, int group, uint64_t& there) {
@@ -36,11 +32,32 @@ __device__ inline void copy_layer(uint32_t to, const CUtensorMap& from, int toke
       "l"(&from), "r"(0), "r"(token), "r"(group), "r"(shared_place(&there))
       : "memory");
 }
+// A stream's part of fn, from the group-th 32 columns on.
+__device__ inline void copy_weights(uint32_t to, const CUtensorMap& from, int group, int stream, uint64_t& there) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %2, %3, %4}], "
+      "[%5];" ::"r"(to),
+      "l"(&from), "r"(0), "r"(group), "r"(stream), "r"(shared_place(&there))
+      : "memory");
+}
 __device__ inline void copy_bytes(void* to, const void* from, int bytes, uint64_t& there) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                    shared_place(to)),
                "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_place(&there))
                : "memory");
+}
+// The other way.
+__device__ inline void copy_stream_out(const CUtensorMap& to, uint32_t from, int stream, int token, int group) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&to),
+               "r"(from), "r"(0), "r"(stream), "r"(token), "r"(group)
+               : "memory");
+}
+// This thread's copies since the last group are one.
+__device__ inline void commit_copies() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until all groups but the last so many have been read.
+template <int kLast>
+__device__ inline void wait_for_reads() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kLast) : "memory");
 }
 // What threads have read and written comes before what such copies write.
 __device__ inline void before_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -63,8 +80,16 @@ __device__ inline float4 load_shared_floats(uint32_t from) {
   const uint4 v = load_shared(from);
   return {__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w)};
 }
-__device__ inline void store_shared(uint32_t to, const uint4& v) {
-  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+__device__ inline float load_shared_float(uint32_t from) {
+  float v;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(from) : "memory");
+  return v;
+}
+// Four matrices of eight rows of sixteen bytes, as `load_matrices` has them.
+__device__ inline void store_matrices(uint32_t to, const uint32_t (&m)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(m[0]), "r"(m[1]),
+               "r"(m[2]), "r"(m[3])
+               : "memory");
 }
 // Here, and not behind stores: those have to read their address first.
 __device__ inline void advance(uint8_t*& at, uint32_t by) {

@@ -9,11 +9,6 @@ namespace dsv4::resident {
 // The value, in a way that ptxas cannot take again: it would ask for the thread's number wherever that is used.
 __device__ inline int kept(int v) { return __shfl_sync(kWholeWarp, v, threadIdx.x % 32); }
 
-// Chunks of a row of fn are permuted so that pairs of them, of four rows, lie in banks of their own.
-__device__ inline uint32_t place_of_piece(int sum, int chunk) {
-  return (chunk ^ ((sum & 3) << 1 | (sum >> 2 & 1))) * 16;
-}
-
 // Eight columns of the four streams are four matrices, and two steps of fn's products: of the first two streams and of
 // the last two. fn stays in registers, as their first operands.
 struct Multiplication {
@@ -27,33 +22,19 @@ struct Multiplication {
 
   __device__ explicit Multiplication(Memory& memory) : m(memory) {}
 
-  // Copies the block's part of fn; `fn` at the block's first column. Clusters begin at pieces of their own.
-  __device__ void request(const float* fn) const {
-    constexpr int kHalves = kPieceBytes / 512, kAll = kPieces * kHalves, kTurn = 24;
-    const int turn = blockIdx.x / kBlocks * kTurn % kAll;
-#pragma unroll 4
-    for (int k = warp; k < kAll; k += kMultipliers) {
-      const int i = k + turn < kAll ? k + turn : k + turn - kAll;
-      const int piece = i / kHalves, stream = piece / kSums, sum = piece % kSums, chunk = i % kHalves * 32 + lane;
-      copy_in(m.streams[kFree] + piece * kPieceBytes + place_of_piece(sum, chunk),
-              fn + (sum * kStreams + stream) * kHidden + chunk * 4);
-    }
-    pass<32 * (1 + kMultipliers)>(kRequested);
-  }
-  // The warp's part of it, in two bf16 terms.
+  // The warp's part of fn, in two bf16 terms.
   __device__ void take() {
-    wait_for_copies();
-    meet<32 * kMultipliers>(kFetched);
-    const uint8_t* from = m.streams[kFree] + group * kPieceBytes;
 #pragma unroll
-    for (int c = 0; c < kChunks; ++c) {
+    for (int j = 0; j < kStreams; ++j) {
+      wait(m.weights[j], 0);
+      const uint8_t* from = m.streams[kFree] + j * kPartBytes + (warp * kSums + group) * kRow + quarter % 2 * 8;
 #pragma unroll
-      for (int j = 0; j < kStreams; ++j) {
+      for (int c = 0; c < kChunks; ++c) {
         uint32_t first[3], second[3];
 #pragma unroll
         for (int row = 0; row < 3; ++row) {
-          const uint32_t at = place_of_piece(group, warp * (kWarpColumns / 4) + c * 2 + quarter / 2) + quarter % 2 * 8;
-          const float2 v = *reinterpret_cast<const float2*>(from + (j * kSums + row * 8) * kPieceBytes + at);
+          const float2 v =
+              *reinterpret_cast<const float2*>(from + row * 8 * kRow + ((c * 2 + quarter / 2) ^ group) * 16);
           float2 upper, lower;
           split(v.x, upper.x, lower.x);
           split(v.y, upper.y, lower.y);
@@ -65,8 +46,9 @@ struct Multiplication {
         w[1][at] = first[2], w[1][at + 1] = second[2];
         w[2][at] = second[0], w[2][at + 1] = second[1];
       }
+      __syncwarp();
+      if (lane == 0) arrive(m.taken[j]);
     }
-    pass<32 * (1 + kMultipliers)>(kTaken);
   }
 
   __device__ void multiply_sums(const uint32_t (&v)[kChunks][4], float (*part)[kValues]) const {
@@ -115,8 +97,8 @@ struct Multiplication {
   }
 
   __device__ void run(int tiles) const {
-    const uint32_t begin = shared_place(m.streams) + warp / 2 * kGroupBytes + lane / 8 * kStreamBytes +
-                           place_of_chunk(lane % 8, warp % 2 * kChunks);
+    const uint32_t begin = shared_place(m.streams) + warp / 2 * kGroupBytes +
+                           place_of_chunk(lane % 8, lane / 8, warp % 2 * kChunks);
     uint32_t slot = 0, round = 0;
 #pragma unroll 1
     for (int n = 0; n < tiles; ++n) {

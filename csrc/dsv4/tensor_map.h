@@ -20,16 +20,16 @@ inline EncodeTiled encode_tiled() {
   return found;
 }
 
-// Boxes of bf16 whose rows are 128 bytes, their chunks of sixteen permuted by the row's last three bits. Strides are in
-// bytes, of all dimensions but the first.
+// Boxes whose rows are 128 bytes, their chunks of sixteen permuted by the row's last three bits. Strides are in bytes,
+// of all dimensions but the first.
 template <int kDimensions>
-bool describe(CUtensorMap& map, const void* at, const cuuint64_t (&sizes)[kDimensions],
+bool describe(CUtensorMap& map, CUtensorMapDataType type, const void* at, const cuuint64_t (&sizes)[kDimensions],
               const cuuint64_t (&strides)[kDimensions - 1], const cuuint32_t (&box)[kDimensions]) {
   const EncodeTiled encode = encode_tiled();
   cuuint32_t steps[kDimensions];
   for (cuuint32_t& step : steps) step = 1;
   return encode != nullptr &&
-         encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kDimensions, const_cast<void*>(at), sizes, strides, box, steps,
+         encode(&map, type, kDimensions, const_cast<void*>(at), sizes, strides, box, steps,
                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }

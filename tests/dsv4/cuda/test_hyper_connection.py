@@ -58,16 +58,29 @@ def test_a_rows_bits_do_not_depend_on_its_neighbours(name: str, rows: int, last:
 
 
 @pytest.mark.parametrize("rows", (FEW, MANY))
-@pytest.mark.parametrize("name", NAMES)
-def test_nan_stays_in_its_row_of_many(name: str, rows: int) -> None:
-    """Rows of a tile share products, barriers and copies."""
+@pytest.mark.parametrize(("name", "place"), [(name, 0) for name in NAMES] + [("mhc_post_pre", i) for i in (1, 2, 3)])
+def test_nan_stays_in_its_row_of_many(name: str, place: int, rows: int) -> None:
+    """Rows of a tile share products, barriers and copies: of streams, post, comb and the block's output."""
     wanted = call(name, rows)
     wanted.run()
     spoilt = call(name, rows)
-    spoilt.inputs[0].view(torch.uint8)[7::100] = 0xFF
+    spoilt.inputs[place].view(torch.uint8)[7::100] = 0xFF
     kept = torch.arange(rows, device="cuda") % 100 != 7
     for found, one in zip(spoilt.run(), wanted.outs, strict=True):
         assert torch.equal(bits(found[kept]), bits(one[kept]))
+
+
+@pytest.mark.parametrize("rows", (FEW, MANY))
+@pytest.mark.parametrize(("place", "at"), ((0, (7, 2, 77)), (3, (7, 77))))
+def test_an_infinity_stays_one_in_its_column(place: int, at: tuple[int, ...], rows: int) -> None:
+    """Of a stream or of the block's output: it goes to that column of the token's streams, and no further."""
+    wanted, spoilt = call("mhc_post_pre", rows), call("mhc_post_pre", rows)
+    wanted.run()
+    spoilt.inputs[place][at] = torch.inf
+    found = spoilt.run()[0]
+    assert found[7, :, 77].isposinf().all()
+    found[7, :, 77] = wanted.outs[0][7, :, 77]
+    assert same_bits(found, wanted.outs[0])
 
 
 @pytest.mark.parametrize("rows", (33, 300))
