@@ -1,8 +1,8 @@
-"""What a call of each op costs the host at 2 rows, as the model calls it: ``python -m benchmarks.kernels.host_cost``.
+"""What a call of each op costs the host, as the model calls it: ``python -m benchmarks.kernels.host_cost``.
 
-Finely interleaved in one process, so that only ratios count. The bare launch is an empty kernel through a boxed op of
-one tensor (csrc/bench/boxed.cpp). The returning form allocates outs and scratch by PyTorch's allocator; slots of a
-lease of `upstream`, given as outs, are filled one by one.
+At 2 rows, and at 64 for ops that have another kernel for many. Finely interleaved in one process, so that only ratios
+count. The bare launch is an empty kernel through a boxed op of one tensor (csrc/bench/boxed.cpp). The returning form
+allocates outs and scratch by PyTorch's allocator; slots of a lease of `upstream`, given as outs, are filled one by one.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from benchmarks.kernels.maker import Call
 from workspace import Layout, spec
 
 ROWS = 2
+MANY = {"mhc_pre": 64, "mhc_post_pre": 64}
+"""Rows of ops whose kernel for many costs the host more: it has the driver describe tensors at each call."""
+
 BARE = "bare launch"
 NEW = "x.new_empty"
 FACES = "out form", "dispatched", "returning form", "slots"
@@ -87,7 +90,9 @@ def statements(calls: dict[str, Call], slots_of: dict[str, dict[str, Any]]) -> t
 
 def measured() -> dict[str, Any]:
     """us of each statement, ratios to the bare launch, and the sum over a C4 layer."""
-    calls = {name: call(name, ROWS) for name in CALLS}
+    calls = {name: call(name, ROWS) for name in CALLS} | {
+        f"{name}_{rows}": call(name, rows) for name, rows in MANY.items()
+    }
     with torch.inference_mode(), slots(calls) as slots_of:
         found, scope = statements(calls, slots_of)
         taken = interleaved(found, scope, settle=torch.cuda.synchronize, rounds=21, calls=60)
