@@ -16,7 +16,7 @@ __device__ inline void meet(Barrier which) {
 }
 
 // -- copies that count the bytes that are there ------------------------------------------------------------
-// A box of a tensor; from the token-th row and the group-th group of columns on.
+// Boxes of tensors, from the token-th row and the group-th group of columns on: of one stream, and of the output.
 __device__ inline void copy_stream(uint32_t to, const CUtensorMap& from, int stream, int token, int group,
                                    uint64_t& there) {
   asm volatile(
@@ -59,7 +59,7 @@ template <int kLast>
 __device__ inline void wait_for_reads() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kLast) : "memory");
 }
-// What threads have read and written comes before what such copies write.
+// What threads have read and written, as far as this one knows of it, comes before what such copies read and write.
 __device__ inline void before_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // -- accesses that the compiler is to leave where they are -------------------------------------------------
@@ -75,10 +75,6 @@ __device__ inline uint4 load_shared(uint32_t from) {
                : "r"(from)
                : "memory");
   return v;
-}
-__device__ inline float4 load_shared_floats(uint32_t from) {
-  const uint4 v = load_shared(from);
-  return {__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w)};
 }
 __device__ inline float load_shared_float(uint32_t from) {
   float v;

@@ -1,4 +1,4 @@
-// What a lane of the resident kernel computes of its eight columns of a token: the streams mixed, their weighted sum.
+// What a lane of the resident kernel computes of its eight columns of a token.
 #pragma once
 #include "hyper_connection_resident.cuh"
 
