@@ -269,7 +269,7 @@ void read_mixing(Reader& r, MixArguments& m, CollapseArguments& c, int64_t hidde
 void read_outs(Reader& r, CollapseArguments& c, int64_t tokens, int64_t hidden) {
   c.layer_in = r.out("layer_in", {DType::bf16}, {tokens, hidden}).as<uint4>();
   c.post = r.out("post", {DType::f32}, {tokens, kStreams}, 4).as<float>();
-  c.comb = r.out("comb", {DType::f32}, {tokens, kStreams, kStreams}, 4).as<float>();
+  c.comb = r.out("comb", {DType::f32}, {tokens, kStreams, kStreams}).as<float>();
 }
 
 constexpr int kPostThreads = 256;

@@ -128,7 +128,7 @@ bool launched(const Call& call, const Arguments& a) {
   const int limit = most * kBlocks * kMostOwn, tokens = a.mix.tokens;
   for (int first = 0; first < tokens; first += limit) {
     Arguments part = a.from(first, min(limit, tokens - first), most);
-    if (!describe_boxes<kHyper>(part)) return false;
+    if (!describe_boxes<kHyper>(part)) return false;  // whoever takes over does all tokens anew
     launch_clusters<resident_kernel<kHyper>>(call, part.clusters, kThreads, sizeof(Memory), part);
   }
   return true;

@@ -10,9 +10,9 @@ __device__ inline void arrive(uint64_t& barrier) {
 
 // -- barriers of some of the block's warps -----------------------------------------------------------------
 enum Barrier { kNormed = 1 };  // 0 is the block's
-template <int kThreads>
+template <int kOfThem>
 __device__ inline void meet(Barrier which) {
-  asm volatile("bar.sync %0, %1;" ::"r"(static_cast<int>(which)), "n"(kThreads) : "memory");
+  asm volatile("bar.sync %0, %1;" ::"r"(static_cast<int>(which)), "n"(kOfThem) : "memory");
 }
 
 // -- copies that count the bytes that are there ------------------------------------------------------------

@@ -27,9 +27,9 @@ struct Copies {
   // Of the last tile, tokens that are not there are zeros.
   __device__ void copy_tile(int n, uint32_t slot, uint32_t layer_slot) const {
     const int token = share.first + n * kTile, tokens = share.tokens(n), group = share.rank * kGroups;
-    constexpr int kStreamsBytes = kStreams * kLayerBytes;
+    constexpr int kCopied = kStreams * kLayerBytes;
     uint64_t& there = m.there[slot];
-    arrive_and_expect(there, kMixing ? kStreamsBytes + kLayerBytes + tokens * (1 + kStreams) * 16 : kStreamsBytes);
+    arrive_and_expect(there, kMixing ? kCopied + kLayerBytes + tokens * (1 + kStreams) * 16 : kCopied);
 #pragma unroll
     for (int j = 0; j < kStreams; ++j) {
       copy_stream(shared_place(m.streams[slot]) + j * kStreamBytes, a.streams, j, token, group, there);
@@ -49,8 +49,8 @@ struct Copies {
     }
     commit_copies();
   }
-  // Until the n-th tile's place is free: of fn, then of the tile before.
-  __device__ void wait_for_place(int n, uint32_t slot, uint32_t round) const {
+  // Until a place is free: of fn, then of the tile before.
+  __device__ void wait_for_place(uint32_t slot, uint32_t round) const {
     if (round == 0) {
       if (slot < kFree) return;
       wait(m.taken[min(kStreams - 1, ((slot - kFree + 1) * kSlotBytes - 1) / kPartBytes)], 0);
@@ -72,7 +72,7 @@ struct Copies {
         if (++mixed == kSlots) mixed = 0, parity ^= 1;
       }
       if (n >= share.tiles) continue;
-      wait_for_place(n, slot, round);
+      wait_for_place(slot, round);
       before_copies();
       copy_tile(n, slot, layer_slot);
       if (++layer_slot == kLayers) layer_slot = 0;

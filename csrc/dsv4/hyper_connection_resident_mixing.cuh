@@ -1,7 +1,7 @@
 // The streams of a tile mixed in place, by tensor cores: a warp has two tokens and half of the block's columns. Of
 // eight columns it multiplies the two tokens' rows of streams and all eight tokens' rows of the block's output; what
 // comes out are the two tokens' rows. Weights are the first operand, in two bf16 terms, each in rows of its own, with
-// zeros where a row is another token's.
+// zeros where a row is another token's: they have 16 bits of mantissa, where the kernel for few tokens has all 24.
 //
 // Zero times what is not finite is NaN, which would reach the neighbours. So where one comes out, tokens are mixed one
 // by one, from what is still there: others' terms are zeros in both ways, and add up to the same bits.
@@ -73,11 +73,12 @@ struct Mixing {
 
   // One token after the other.
   __device__ void mix_apart(uint32_t from, uint32_t to, const uint32_t (&weights)[4]) const {
-    uint32_t lane;  // asked for again: what follows from it is not to be kept
-    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-    const uint32_t first = lane % 4 / 2 == 0 ? 0xffffffff : 0;
-    const uint32_t first_layer = lane % 4 == pair ? 0x0000ffff : 0, second_layer = lane % 4 == pair ? 0xffff0000 : 0;
-    const bool second = lane / 4 >= kStreams;
+    uint32_t own_lane;  // asked for again: what follows from it is not to be kept
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(own_lane));
+    const uint32_t first = own_lane % 4 / 2 == 0 ? 0xffffffff : 0;
+    const bool of_pair = own_lane % 4 == pair;
+    const uint32_t first_layer = of_pair ? 0x0000ffff : 0, second_layer = of_pair ? 0xffff0000 : 0;
+    const bool second = own_lane / 4 >= kStreams;
     uint32_t v[2][4], out[4];
     load(v, from);
 #pragma unroll

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from benchmarks.kernels.calls import call
+from benchmarks.kernels.maker import Call
+from dsv4.ops import OpError
 from tests.dsv4.cuda.check import bits, check, same_bits
 
 NAMES = ("mhc_pre", "mhc_post_pre", "hc_head")
@@ -34,11 +36,13 @@ def test_partly_filled_operands_tiles_and_teams(name: str, rows: int) -> None:
     check(call(name, rows))
 
 
-@pytest.mark.parametrize("rows", (16, 17, 55, 56, 57, 111, 112, 113, 256, 449, 560, 561, 897, 1345, 2047, 14400))
+@pytest.mark.parametrize(
+    "rows", (16, 17, 55, 56, 57, 111, 112, 113, 256, 449, 560, 561, 897, 1345, 2047, 14337, 14343, 14400)
+)
 @pytest.mark.parametrize("name", ("mhc_pre", "mhc_post_pre"))
 def test_partly_filled_tiles_of_many(name: str, rows: int) -> None:
     """Where the other kernel begins, where seven clusters' tiles of eight are full, are as many as have places, or one
-    more, and where a block's own tokens are more than a launch takes."""
+    more, and where a block's own tokens are more than a launch takes: the next one has 1 token, 7, or 64."""
     check(call(name, rows))
 
 
@@ -68,6 +72,29 @@ def test_nan_stays_in_its_row_of_many(name: str, place: int, rows: int) -> None:
     kept = torch.arange(rows, device="cuda") % 100 != 7
     for found, one in zip(spoilt.run(), wanted.outs, strict=True):
         assert torch.equal(bits(found[kept]), bits(one[kept]))
+
+
+@pytest.mark.parametrize("rows", (FEW, MANY))
+@pytest.mark.parametrize("place", (0, 3))
+def test_a_huge_row_leaves_its_neighbours_bits(place: int, rows: int) -> None:
+    """Zero times its values is zero, however the tensor cores line up what they add."""
+    wanted, huge = call("mhc_post_pre", rows), call("mhc_post_pre", rows)
+    wanted.run()
+    huge.inputs[place][7::100] = 1e38
+    kept = torch.arange(rows, device="cuda") % 100 != 7
+    for found, one in zip(huge.run(), wanted.outs, strict=True):
+        assert torch.equal(bits(found[kept]), bits(one[kept]))
+
+
+@pytest.mark.parametrize("rows", (FEW, MANY))
+@pytest.mark.parametrize("name", ("mhc_pre", "mhc_post_pre"))
+def test_comb_begins_at_sixteen_bytes(name: str, rows: int) -> None:
+    """It is written in vectors: elsewhere the kernel would fault."""
+    made = call(name, rows)
+    comb = made.outs[-1]
+    further = torch.empty(comb.numel() + 1, device="cuda")[1:].view(comb.shape)
+    with pytest.raises(OpError, match="align it to 16 bytes"):
+        Call(made.op, made.inputs, (*made.outs[:-1], further)).run()
 
 
 @pytest.mark.parametrize("rows", (FEW, MANY))
