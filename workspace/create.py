@@ -17,6 +17,7 @@ from workspace.errors import ConfigError, DeviceError, UnsafeStrategy
 from workspace.ranged import check_ranges
 from workspace.registry import strategy as find_strategy
 from workspace.timeline import Timeline, timeline_of
+from workspace.watched import watchable
 from workspace.workspace import Workspace
 
 _CPU: list[Any] = []
@@ -86,7 +87,8 @@ def _build(timeline: Timeline, config: WorkspaceConfig, device: Any) -> Workspac
         strategy = own.owners.get(owner, own.strategy)
         if strategy != own.strategy:
             return _workspace(timeline, attrs.evolve(own, strategy=strategy), device, child, name)
-        return Workspace(timeline, root.strategy_object, root.provider, own, device, child, name, root)
+        shared = Workspace(timeline, root.strategy_object, root.provider, own, device, child, name, root)
+        return watchable(shared)
 
     return _workspace(timeline, config, device, child, "")
 
@@ -102,7 +104,8 @@ def _workspace(
     factory = find_strategy(config.strategy).load()
     with timeline.lock:
         strategy = factory(timeline, config)
-        return Workspace(timeline, strategy, compose(strategy, timeline, config), config, device, child, name)
+        provider = compose(strategy, timeline, config)
+        return watchable(Workspace(timeline, strategy, provider, config, device, child, name))
 
 
 def _permitted(name: str, config: WorkspaceConfig) -> None:

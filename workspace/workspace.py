@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from workspace import argument
+from workspace import argument, watching
 from workspace.block import Block
 from workspace.capturing import GraphCapture
 from workspace.config import WorkspaceConfig
@@ -316,6 +316,7 @@ class Workspace:
             fakes = [torch.empty(one.shape, dtype=one.dtype, device=device) for one in lease.request.extents]
             lease.lend(fakes, self.timeline.current())
             return True
+        watching.tell(self)  # a lease inside `with device:` takes the long way, as under every mode of torch
         if torch.is_grad_enabled():
             self._refuse_grad()
         return False

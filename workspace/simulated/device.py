@@ -106,6 +106,9 @@ class Device(Capturing):
         self._executing: Presence | None = None
         self._driver = SimulatedDriver(self)
 
+    def __repr__(self) -> str:
+        return f"simulated.Device(memory={self.memory.kind!r}, execution={self.execution!r}, seed={self.seed})"
+
     # -- work ----------------------------------------------------------------------------------------------
 
     def launch(
@@ -219,6 +222,10 @@ class Device(Capturing):
                 lending = self.judge.lendings.lend(address, nbytes, owner, call_site(ACQUIRE) if self.sites else ())
                 hand_out(tensors or [], None if self.captures else lending)
 
+    def judges(self, driver: object) -> bool:
+        """Whether a driver is this device's: the streams and leases of its workspaces are known here."""
+        return getattr(driver, "simulated", None) is self
+
     def unknown(self, reason: str) -> None:
         """Something happened that the device does not model: the verdict can no longer be SAFE."""
         with self.lock:
@@ -248,7 +255,8 @@ class Device(Capturing):
         """``UNSAFE`` with a race or a late access, ``UNKNOWN`` for any other of the `reasons`, else ``SAFE``.
 
         It speaks of the accesses the device was shown: operations of torch with ``execution="deferred"`` and inside
-        ``with device:``, others where they are passed to `launch`. Where no operation was, it is ``UNKNOWN``.
+        ``with device:``, others where they are passed to `launch`. Where no operation was, it is ``UNKNOWN``; so it is
+        where a workspace of another device was used inside ``with device:``, whose streams are not known here.
         """
         with self.lock:
             if self.races() or self.late():
@@ -256,7 +264,11 @@ class Device(Capturing):
             return "UNKNOWN" if self.reasons() else "SAFE"
 
     def reasons(self) -> list[str]:
-        """Why it is not ``SAFE`` where no race was found: late accesses, no log, things not modelled, none shown."""
+        """Why it is not ``SAFE`` where no race was found.
+
+        Late accesses; no log; what is not modelled; workspaces of other devices that were used inside ``with device:``,
+        each by name; no operation shown.
+        """
         with self.lock:
             if self.judge is None:
                 return ["the device keeps no log"]

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import (
     _push_mode,
 )
 
+from workspace import watching
 from workspace.errors import DeviceError
 from workspace.simulated.dispatch import Dispatch
 from workspace.simulated.host_reads import HostReads, escape
@@ -59,12 +60,14 @@ class Presence:
         for mode in modes:
             mode.__enter__()
         _stack().append((modes, stranger))
+        watching.enter(self._executor.device)
         _watch(self._executor)
 
     def exit(self) -> None:
         """End it, and run what is pending. This orders nothing: only a synchronisation does."""
         _unwatch(self._executor)
         modes, stranger = _stack().pop()
+        watching.leave()
         for mode in reversed(modes):
             mode.__exit__(None, None, None)
         if stranger:
@@ -106,6 +109,7 @@ def _watch(executor: Executor) -> None:
     with _lock:
         _entered.append((threading.current_thread(), executor))
         _install(_start_watched, _work_watched, _to_dlpack_watched)
+        watching.watch(True)
 
 
 def _unwatch(executor: Executor) -> None:
@@ -114,6 +118,7 @@ def _unwatch(executor: Executor) -> None:
         _entered[:] = [entry for entry in _entered if entry[0].is_alive()]  # some end without leaving
         if not _entered:
             _install(_start, _work, _to_dlpack)
+            watching.watch(False)
 
 
 def _install(start: Any, work: Any, to_dlpack: Any) -> None:

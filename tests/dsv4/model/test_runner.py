@@ -151,14 +151,16 @@ def test_a_graph_is_captured_once_and_pads_what_is_smaller() -> None:
     """Steps of 33 to 40 tokens replay one graph; a longer one captures another, beyond the budget none does."""
     device = simulated.Device(memory="host", execution="deferred", seed=0)
     engine = attrs.evolve(ENGINE, max_num_batched_tokens=40)
+    contexts = [context(length, length) for length in (33, 40, 5)]
+    wanted = [alone(one.tokens).numpy() for one in contexts]  # a workspace of the host's, which the device cannot judge
     with torch.no_grad(), device:
         made = runner(ws=workspace.create("event_fenced", device=device), mode="narrow", engine=engine)
         captured = []
-        for length in (33, 40, 5):
-            tokens = context(length, length)
+        for tokens, expected in zip(contexts, wanted, strict=True):
+            length = len(tokens.tokens)
             found = made.logits(made.forward([Rows(0, 0, length, True, True)], {0: tokens}).hidden).numpy()
             captured.append(device.counters["begin_capture"])
-            assert abs(found - alone(tokens.tokens).numpy()).max() < 1e-4 and len(found) == length
+            assert abs(found - expected).max() < 1e-4 and len(found) == length
             tokens.free()
         made.close()
     segments = 1 + len(TINY.layer_kinds)

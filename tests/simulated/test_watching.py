@@ -1,0 +1,209 @@
+"""A device that watches is told of a workspace that is not its own: what that one orders or lends, it cannot judge."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import workspace
+from tests.workspace.forms import BOTH, running
+from workspace import Layout, Workspace, spec, watched, watching
+from workspace.simulated import Device
+
+PART = Layout("part", q=spec("T", dtype=torch.uint8))
+STRATEGIES = ("caching", "event_fenced", "per_stream")
+
+
+@pytest.fixture(params=BOTH, autouse=True)
+def form(request: pytest.FixtureRequest) -> Iterator[None]:
+    with running(request.param), torch.inference_mode():
+        yield
+    assert not watching.watched()
+
+
+def deferred(seed: int = 1) -> Device:
+    return Device(execution="deferred", seed=seed)
+
+
+OTHERS: dict[str, Callable[[], Any]] = {
+    "the host": lambda: "cpu",
+    "another simulated device": lambda: deferred(seed=7),
+    "one that runs at once": Device,
+    "a driver": lambda: deferred().driver(),
+}
+
+
+@pytest.fixture(params=OTHERS)
+def other(request: pytest.FixtureRequest) -> Any:
+    return OTHERS[request.param]()
+
+
+def race(ws: Workspace) -> None:
+    """A use on a stream that nobody declared, then one by the next lease of the bytes."""
+    side = ws.stream("side")
+    with ws.lease(PART, T=64) as part, ws.on(side):
+        part.q.zero_()
+    with ws.lease(PART, T=64) as part:
+        part.q.fill_(1)
+
+
+def lease(ws: Workspace) -> None:
+    with ws.lease(PART, T=64) as part:
+        part.q.fill_(1)
+
+
+def acquire(ws: Workspace) -> None:
+    ws.acquire(PART, T=64).release()
+
+
+def fork(ws: Workspace) -> None:
+    with ws.fork():
+        pass
+
+
+def on(ws: Workspace) -> None:
+    with ws.on(0):
+        pass
+
+
+def capture(ws: Workspace) -> None:
+    ws.capture()
+
+
+USES: dict[str, Callable[[Workspace], Any]] = {
+    "a lease": lease,
+    "an acquire": acquire,
+    "a fork": fork,
+    "a current stream": on,
+    "a named stream": lambda ws: ws.stream("side"),
+    "an event": lambda ws: ws.event(),
+    "a single tensor": lambda ws: ws.empty((4,), torch.uint8),
+    "a capture": capture,
+}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_race_in_a_workspace_of_another_device_is_not_safe(other: Any, strategy: str) -> None:
+    """Its streams are none to the device that watches: to it, all is on one. The reason says what to write."""
+    device = deferred()
+    with device:
+        ws = workspace.create(strategy, device=other)
+        race(ws)
+    assert device.races() == [] and device.verdict() == "UNKNOWN"
+    (reason,) = device.reasons()
+    assert f"workspace 'root' ({strategy}) is of another device, {ws.device}" in reason and "device=device" in reason
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("use", USES)
+def test_each_use_alone_is_noticed(other: Any, use: str, before: bool) -> None:
+    """Also of a workspace that was made, and used, before the device was entered."""
+    device, x = deferred(), torch.zeros(4)
+    ws = workspace.create("event_fenced", device=other)
+    if before:
+        lease(ws) if ws.device == torch.device("cpu") else ws.stream("main")
+    with device:
+        x.add_(1)
+        USES[use](ws if before else workspace.create("event_fenced", device=other))
+    assert device.verdict() == "UNKNOWN" and len(device.reasons()) == 1
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_workspace_of_the_device_is_none_of_another(strategy: str) -> None:
+    """The control: all of these, and an owner's, on the device itself; plain tensors of the host are not leases."""
+    device = deferred()
+    ws = workspace.create(strategy, device=device)
+    with device:
+        for use in USES.values():
+            use(ws)
+            use(ws.owner("part"))
+            use(workspace.create(strategy, device=device.driver()))
+        torch.zeros(4).add_(1)
+    assert device.verdict() == "SAFE" and device.reasons() == []
+
+
+def test_a_race_that_is_found_stays_one(other: Any) -> None:
+    """The verdict is UNSAFE, and the reasons are there beside it."""
+    device = deferred()
+    with device:
+        race(workspace.create("event_fenced", device=device))
+        assert device.verdict() == "UNSAFE"
+        lease(workspace.create("event_fenced", device=other))
+    assert device.verdict() == "UNSAFE" and "another device" in " ".join(device.reasons())
+
+
+def test_each_workspace_is_named_once() -> None:
+    """By its owner's name, however often it is used."""
+    device = deferred()
+    ws = workspace.create("event_fenced")
+    with device:
+        for _ in range(3):
+            race(ws)
+            race(ws.owner("attention"))
+    assert [reason.split(" is of ")[0] for reason in device.reasons()] == [
+        "workspace 'root' (event_fenced)",
+        "workspace 'attention' (event_fenced)",
+    ]
+
+
+def test_the_innermost_device_watches() -> None:
+    """Nested, the operations are that one's; the outer one's own workspace is foreign there, and not afterwards."""
+    outer, inner = deferred(), deferred(seed=2)
+    mine, its = (workspace.create("event_fenced", device=device) for device in (outer, inner))
+    with outer:
+        lease(mine)
+        with inner:
+            lease(its)
+            with inner:
+                lease(its)
+            assert inner.verdict() == "SAFE"
+            lease(mine)
+        lease(mine)
+        with outer:
+            lease(mine)
+    assert outer.verdict() == "SAFE" and inner.verdict() == "UNKNOWN"
+    with outer:
+        lease(its)
+    assert outer.verdict() == "UNKNOWN"
+
+
+def test_a_workspace_used_outside_is_nobodys_business() -> None:
+    """Before, after, and in a thread that has not entered."""
+    device, ws = deferred(), workspace.create("event_fenced")
+
+    def outside() -> None:
+        with torch.inference_mode():
+            for use in USES.values():
+                use(ws)
+
+    outside()
+    with device:
+        torch.zeros(4).add_(1)
+        thread = threading.Thread(target=outside)
+        thread.start()
+        thread.join()
+    outside()
+    assert device.verdict() == "SAFE" and device.reasons() == []
+
+
+def test_a_workspace_pays_only_while_a_device_is_entered() -> None:
+    """Its methods are the plain ones before and after, also when the block is left by an error."""
+    ws = workspace.create("event_fenced")
+    assert type(ws) is Workspace
+    with pytest.raises(ZeroDivisionError), deferred():
+        assert type(ws) is type(workspace.create("event_fenced")) is watched.Watched
+        _ = 1 // 0
+    assert type(ws) is type(workspace.create("event_fenced")) is Workspace
+
+
+def test_without_the_notice_the_race_is_safe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: what is told is what turns the verdict."""
+    monkeypatch.setattr(watching, "tell", lambda workspace: None)
+    device = deferred()
+    with device:
+        race(workspace.create("event_fenced"))
+    assert device.verdict() == "SAFE"
