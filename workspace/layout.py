@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import math
 import operator
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import torch
@@ -31,6 +32,9 @@ _OPERATORS: dict[type, Callable[[int, int], int]] = {
 }
 
 
+ALLOWED = "names, integers and + - * // %, with parentheses"
+"""What a dim may be made of."""
+
 LONGEST_DIM = 256
 """Characters of an expression: Python's parser nests as deep as the text is long."""
 
@@ -40,9 +44,31 @@ def _parse(text: str) -> ast.expr:
     if len(text) > LONGEST_DIM:
         raise LayoutError(f"dim {text[:40]!r}... has {len(text)} characters", f"write {LONGEST_DIM} at most")
     try:
-        return ast.parse(text, mode="eval").body
+        body = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError) as error:  # ValueError: a null character
-        raise LayoutError(f"dim {text!r} is not an expression", "write names, integers and + - * // %") from error
+        raise LayoutError(f"dim {text!r} is not an expression", f"write {ALLOWED}") from error
+    _check_arithmetic(body, text)
+    return body
+
+
+def _check_arithmetic(node: ast.expr, text: str) -> None:
+    """Refuse what `_evaluate` has no value for."""
+    if isinstance(node, ast.BinOp):
+        if isinstance(node.op, ast.Div):
+            raise LayoutError(f"dim {text!r} uses /, whose result is no integer", f"use // for /: write {ALLOWED}")
+        if type(node.op) not in _OPERATORS:
+            raise _not_allowed(text, node.op)
+        _check_arithmetic(node.left, text)
+        _check_arithmetic(node.right, text)
+    elif not isinstance(node, ast.Name) and not (isinstance(node, ast.Constant) and type(node.value) is int):
+        raise _not_allowed(text, node)
+
+
+def _not_allowed(text: str, node: ast.AST) -> LayoutError:
+    return LayoutError(
+        f"dim {text!r} uses {type(node).__name__}",
+        f"write {ALLOWED}; what takes more, compute where you lease, and pass as a dim of its own",
+    )
 
 
 def evaluate(dim: int | str, dims: Mapping[str, int]) -> int:
@@ -53,18 +79,17 @@ def evaluate(dim: int | str, dims: Mapping[str, int]) -> int:
 
 
 def _evaluate(node: ast.expr, text: str, dims: Mapping[str, int]) -> int:
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return node.value
+    if isinstance(node, ast.Constant):
+        return cast(int, node.value)
     if isinstance(node, ast.Name):
         if node.id not in dims:
             raise LayoutError(f"dim {node.id!r} of {text!r} has no value", f"pass {node.id}=<int>", dim=node.id)
         return dims[node.id]
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        left, right = _evaluate(node.left, text, dims), _evaluate(node.right, text, dims)
-        if right == 0 and isinstance(node.op, ast.FloorDiv | ast.Mod):
-            raise LayoutError(f"dim {text!r} divides by zero for {dict(dims)}", "pass a divisor above 0")
-        return _OPERATORS[type(node.op)](left, right)
-    raise LayoutError(f"dim {text!r} uses {type(node).__name__}", "use names, integers and + - * // % only")
+    assert isinstance(node, ast.BinOp)  # `_parse` lets nothing else through
+    left, right = _evaluate(node.left, text, dims), _evaluate(node.right, text, dims)
+    if right == 0 and isinstance(node.op, ast.FloorDiv | ast.Mod):
+        raise LayoutError(f"dim {text!r} divides by zero for {dict(dims)}", "pass a divisor above 0")
+    return _OPERATORS[type(node.op)](left, right)
 
 
 def _names(dim: int | str) -> set[str]:
@@ -250,6 +275,7 @@ class Layout:
         """Offsets, shapes and total bytes. Raises `LayoutError` for missing, unknown or negative dims."""
         for dim, value in dims.items():
             if type(value) is not int:
+                self._check_names(dims)  # what is no dim is no number either: a lane, a misspelt argument
                 raise SizeError(f"dim {dim}={value!r} of layout {self.name!r} is not an int", "pass a Python int")
         key = tuple(sorted(dims.items()))
         found = self._resolved.get(key)
@@ -265,12 +291,7 @@ class Layout:
         return self.resolve(**dims).nbytes
 
     def _resolve(self, dims: Mapping[str, int], key: tuple[tuple[str, int], ...]) -> Resolved:
-        unknown = dims.keys() - self.dim_names
-        if unknown:
-            raise LayoutError(
-                f"layout {self.name!r} has no dim {', '.join(sorted(unknown))}",
-                f"its dims are {', '.join(sorted(self.dim_names)) or 'none'}",
-            )
+        self._check_names(dims)
         if missing := sorted(self.dim_names - dims.keys()):
             raise LayoutError(
                 f"dim {', '.join(map(repr, missing))} of layout {self.name!r} has no value",
@@ -296,6 +317,17 @@ class Layout:
             raise SizeError(f"layout {self.name!r} takes {nbytes} bytes, above 2**63-1", "check the dims", **dims)
         return Resolved(self, key, tuple(placed[name] for name in self.specs), nbytes, align)
 
+    def _check_names(self, dims: Mapping[str, object]) -> None:
+        unknown = sorted(dims.keys() - self.dim_names)
+        if unknown:
+            near = {dim: difflib.get_close_matches(dim, [*self.dim_names, *TAKEN_BY], 1) for dim in unknown}
+            meant = [f"did you mean {close[0]!r}? " for dim, close in near.items() if close and close[0] != dim]
+            taken = [f"; {name}= is for {TAKEN_BY[name]}" for name in sum(near.values(), []) if name in TAKEN_BY]
+            raise LayoutError(
+                f"layout {self.name!r} has no dim {', '.join(map(repr, unknown))}",
+                f"{''.join(meant)}its dims are {', '.join(sorted(self.dim_names)) or 'none'}{''.join(taken)}",
+            )
+
     def _groups(self) -> list[tuple[tuple[str, ...], str | None]]:
         """Names in placement order, with the tensor at whose offset an overlaying group starts."""
         grouped = {name for one in self.exclusive for names in one.groups for name in names}
@@ -320,6 +352,16 @@ RESERVED = frozenset(
 
 ARGUMENTS = frozenset(("stream", "zero", "phase", "lane", "count"))
 """What `Workspace.lease` and `Workspace.declare` take by keyword beside dims, so that no dim may be called so."""
+
+TAKEN_BY = {
+    "stream": "ws.lease(layout, stream=...)",
+    "zero": "ws.lease(layout, zero=True)",
+    "phase": "ws.declare(layout, phase=...)",
+    "count": "ws.declare(layout, count=...)",
+    "lane": "ws.declare(layout, lane=...), and a lease has the lane of `with ws.slot(lane=...):`",
+    "micro_batch": "`with ws.slot(micro_batch=...):`",
+}
+"""Who takes what is no dim but looks like one in a call."""
 
 
 def _check_exclusive(name: str, exclusive: object, specs: Mapping[str, TensorSpec]) -> None:
