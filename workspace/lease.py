@@ -243,7 +243,7 @@ class Lease(Pinnable):
     def _released(self, name: str) -> LeaseReleased:
         return LeaseReleased(
             f"{name!r} of the lease of {self.request.owner} is read after its release (or before the acquire)",
-            "use a lease's tensors between acquire and release",
+            "use a lease's tensors between acquire and release: inside `with ws.lease(...) as s:`",
         )
 
     @property

@@ -52,6 +52,16 @@ def test_none_and_streams_of_another_device_are_refused(device: Device, driver: 
         driver.stream_key(77)
 
 
+@pytest.mark.parametrize("wrong", [12345, 1 << 50])
+def test_who_passes_a_number_is_told_of_names(wrong: int) -> None:
+    """And of nothing that a workspace has not."""
+    ws = workspace.create(device=Device())
+    with pytest.raises(StreamError, match="not") as caught:
+        ws.on(wrong)
+    assert caught.value.remedy.startswith("pass ws.stream(name), ")
+    assert "stream_id" not in str(caught.value) and " new_stream" not in str(caught.value)
+
+
 @pytest.mark.parametrize(("wrong", "remedy"), [("aux", "pass ws.stream('aux'), "), (1.5, "pass ws.stream(name), ")])
 def test_who_passes_a_name_is_told_how_to_get_its_stream(driver: SimulatedDriver, wrong: object, remedy: str) -> None:
     with pytest.raises(StreamError) as caught:

@@ -137,8 +137,9 @@ def test_a_tensor_of_a_lease_is_not_replaced(strategy: str, steady: bool, name: 
 def test_a_lease_is_read_only_after_its_acquire() -> None:
     """Before the acquire there are no bytes."""
     _, ws = scene()
-    with pytest.raises(LeaseReleased, match="before the acquire"):
+    with pytest.raises(LeaseReleased, match="before the acquire") as caught:
         _ = ws.lease(PAIR, T=1).q
+    assert "`with ws.lease(...) as s:`" in caught.value.remedy
 
 
 @pytest.mark.parametrize("strategy", SAFE)

@@ -81,7 +81,7 @@ class StreamTable(dict[int, StreamState]):
         known = "was destroyed" if isinstance(key, int) and 0 < key < self._next else "is not known"
         raise StreamError(
             f"stream {key!r} {known}",
-            "pass a key from new_stream(), or stream_id(handle) of a raw stream that exists",
+            "pass ws.stream(name), the raw handle of a stream that exists, or a key that device.new_stream() gave",
             stream=key,
         )
 
@@ -118,7 +118,7 @@ class StreamTable(dict[int, StreamState]):
         if state is None:
             raise StreamError(
                 f"{handle:#x} is not the handle of a raw stream that exists",
-                "the stream was destroyed, or belongs to another device",
+                "pass ws.stream(name), or the handle of one that lives: it was destroyed, or is another device's",
                 handle=handle,
             )
         return state
