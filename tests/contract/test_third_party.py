@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections import UserDict
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -90,6 +91,23 @@ def test_a_strategy_that_raises_is_broken_there_and_the_rest_runs() -> None:
     assert report.broken["a2-raising"] == f"a2 under 'raising' {raised}"
     assert report.broken["a2-raising-without-fence"] == f"a2 under 'raising' without 'fence' {raised}"
     assert {"a1-raising", "f1-raising"} <= set(report.kept)
+
+
+class Terminal(io.StringIO):
+    """What a person looks at."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_terminal_sees_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line as each cell ends, on the standard error stream; a file or a pipe gets none."""
+    exempt = {name: "not part of this test" for name in all_scenarios() if name not in ("d5", "f1")}
+    for seen, lines in ((Terminal(), ["[1/2] d5-hasty: broken", "[2/2] f1-hasty: kept"]), (io.StringIO(), [])):
+        monkeypatch.setattr("sys.stderr", seen)
+        run_contract("hasty", exempt, controls=False)
+        assert seen.getvalue().splitlines() == lines
 
 
 def test_a_strategy_that_nobody_registered_keeps_nothing() -> None:

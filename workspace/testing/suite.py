@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
+import click
 
 from workspace import registry
 from workspace.errors import ArgumentError
@@ -110,11 +111,13 @@ def run_contract(
 ) -> Report:
     """Run the whole contract for a strategy by name. Parameters as for `cells`.
 
-    An exception that is no `ContractBroken` breaks its cell, too, and the rest still runs.
+    An exception that is no `ContractBroken` breaks its cell, too, and the rest still runs. Where the standard error
+    stream is a terminal, it gets a line as each cell ends.
     """
     kept: list[str] = []
     broken: dict[str, str] = {}
-    for cell in cells(strategy, exempt, controls=controls, driver=driver):
+    everything = cells(strategy, exempt, controls=controls, driver=driver)
+    for number, cell in enumerate(everything, 1):
         try:
             cell.check()
             kept.append(str(cell))
@@ -122,6 +125,9 @@ def run_contract(
             broken[str(cell)] = str(error)
         except Exception as error:
             broken[str(cell)] = _raised(cell, error)
+        if sys.stderr is not None and sys.stderr.isatty():
+            ended = "broken" if str(cell) in broken else "kept"
+            click.echo(f"[{number}/{len(everything)}] {cell}: {ended}", err=True)
     return Report(strategy, tuple(kept), broken)
 
 
