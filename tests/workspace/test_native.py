@@ -424,18 +424,24 @@ def test_everything_passes_on_the_python_form_as_well() -> None:
 @cpp
 @pytest.mark.parametrize("what", ["lease", "fork"])
 def test_what_is_no_stream_is_refused(what: str) -> None:
-    """Where a stream was put out of its place, neither form reads it as one."""
+    """Where a stream was put out of its place, neither form reads it as one. What is held ends when it is back."""
     ws = workspace.create("caching", device="cpu")
     other = ws.stream("other")
+    held = ws.timeline.state.held.holdings()
     with torch.no_grad():
         if what == "lease":
             lease = ws.acquire(PAIR, T=4)
-            lease.stream = 5
+            stream, lease.stream = lease.stream, 5
             with pytest.raises((TypeError, AttributeError)):
                 lease.release()
+            lease.stream = stream
+            lease.release()
         else:
             fork = ws.fork(other)
             fork.__enter__()
-            fork._branches = (5,)
+            branches, fork._branches = fork._branches, (5,)
             with pytest.raises((TypeError, AttributeError)):
                 fork.__exit__(None, None, None)
+            fork._branches = branches
+            fork.__exit__(None, None, None)
+    assert ws.timeline.state.held.holdings() == held
