@@ -17,7 +17,6 @@ from workspace.errors import ConfigError, DeviceError, UnsafeStrategy
 from workspace.ranged import check_ranges
 from workspace.registry import strategy as find_strategy
 from workspace.timeline import Timeline, timeline_of
-from workspace.watched import watchable
 from workspace.workspace import Workspace
 
 _CPU: list[Any] = []
@@ -87,8 +86,7 @@ def _build(timeline: Timeline, config: WorkspaceConfig, device: Any) -> Workspac
         strategy = own.owners.get(owner, own.strategy)
         if strategy != own.strategy:
             return _workspace(timeline, attrs.evolve(own, strategy=strategy), device, child, name)
-        shared = Workspace(timeline, root.strategy_object, root.provider, own, device, child, name, root)
-        return watchable(shared)
+        return Workspace(timeline, root.strategy_object, root.provider, own, device, child, name, root)
 
     return _workspace(timeline, config, device, child, "")
 
@@ -104,8 +102,7 @@ def _workspace(
     factory = find_strategy(config.strategy).load()
     with timeline.lock:
         strategy = factory(timeline, config)
-        provider = compose(strategy, timeline, config)
-        return watchable(Workspace(timeline, strategy, provider, config, device, child, name))
+        return Workspace(timeline, strategy, compose(strategy, timeline, config), config, device, child, name)
 
 
 def _permitted(name: str, config: WorkspaceConfig) -> None:

@@ -65,8 +65,11 @@ def _check_arithmetic(node: ast.expr, text: str) -> None:
 
 
 def _not_allowed(text: str, node: ast.AST) -> LayoutError:
+    kind = {"UnaryOp": "a sign in front", "Constant": "what is no integer"}.get(
+        type(node).__name__, type(node).__name__
+    )
     return LayoutError(
-        f"dim {text!r} uses {type(node).__name__}",
+        f"dim {text!r} uses {kind}",
         f"write {ALLOWED}; what takes more, compute where you lease, and pass as a dim of its own",
     )
 
@@ -320,13 +323,24 @@ class Layout:
     def _check_names(self, dims: Mapping[str, object]) -> None:
         unknown = sorted(dims.keys() - self.dim_names)
         if unknown:
-            near = {dim: difflib.get_close_matches(dim, [*self.dim_names, *TAKEN_BY], 1) for dim in unknown}
-            meant = [f"did you mean {close[0]!r}? " for dim, close in near.items() if close and close[0] != dim]
-            taken = [f"; {name}= is for {TAKEN_BY[name]}" for name in sum(near.values(), []) if name in TAKEN_BY]
+            near = {dim: self._nearest(dim) for dim in unknown}
+            meant = [f"did you mean {close!r}? " for dim, close in near.items() if close and close != dim]
+            taken = [
+                f"; {name}= is for {TAKEN_BY[name]}"
+                for name in near.values()
+                if name in TAKEN_BY.keys() - self.dim_names
+            ]
             raise LayoutError(
                 f"layout {self.name!r} has no dim {', '.join(map(repr, unknown))}",
                 f"{''.join(meant)}its dims are {', '.join(sorted(self.dim_names)) or 'none'}{''.join(taken)}",
             )
+
+    def _nearest(self, unknown: str) -> str:
+        """The dim that may have been meant, or else what calls take beside dims; empty where nothing is near."""
+        if unknown in TAKEN_BY:
+            return unknown
+        near = difflib.get_close_matches(unknown, self.dim_names, 1)
+        return (near or difflib.get_close_matches(unknown, TAKEN_BY, 1) or [""])[0]
 
     def _groups(self) -> list[tuple[tuple[str, ...], str | None]]:
         """Names in placement order, with the tensor at whose offset an overlaying group starts."""

@@ -2,13 +2,13 @@
 
 Inside ``with device:`` a simulated device judges the thread's operations by its own streams and edges. To it, work on
 the streams of another device's workspace is all on one stream, and a lease there is memory that nobody lends: a race
-would be judged in order.
+would be judged in order. Leases tell by themselves; streams, edges, captures and replays are told of by the simulated
+device whose they are.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ class _Entered(threading.local):
 
 
 _entered = _Entered()
-_listeners: list[Callable[[bool], None]] = []
 _watched = False
+"""Whether some thread has entered a device: nobody else looks at what its thread has entered."""
 
 
 def enter(device: Watcher) -> None:
@@ -48,10 +48,7 @@ def leave() -> None:
 def watch(some: bool) -> None:
     """Some thread has entered a device, or none is in one any more."""
     global _watched
-    if some != _watched:
-        _watched = some
-        for listener in _listeners:
-            listener(some)
+    _watched = some
 
 
 def watched() -> bool:
@@ -59,17 +56,28 @@ def watched() -> bool:
     return _watched
 
 
-def listen(listener: Callable[[bool], None]) -> None:
-    """Call back when that changes."""
-    _listeners.append(listener)
+REMEDY = "create it with device=device, the one that is entered"
 
 
 def tell(workspace: Workspace) -> None:
-    """A workspace is used by this thread: where another device watches, its verdict can no longer be SAFE."""
+    """A workspace lends to this thread: where another device watches, its verdict can no longer be SAFE."""
+    if not _watched:
+        return
     devices = _entered.devices
     if devices and not devices[-1].judges(workspace.driver):
         devices[-1].unknown(
             f"workspace {workspace.name or 'root'!r} ({workspace.strategy}) is of another device, {workspace.device}, "
-            "whose streams, forks and leases this one does not see: create it with device=device, the one that is "
-            "entered"
+            f"whose streams, forks and leases this one does not see: {REMEDY}"
+        )
+
+
+def use(device: object) -> None:
+    """Streams of a device are used by this thread; likewise."""
+    if not _watched:
+        return
+    devices = _entered.devices
+    if devices and devices[-1] is not device:
+        devices[-1].unknown(
+            "a workspace of another device was used on its streams (an edge, a current stream, a capture, a replay or "
+            f"an upload), which this one does not see: {REMEDY}"
         )

@@ -232,6 +232,7 @@ class Workspace:
         self.check_open(self.owned(owner))
         if torch.is_grad_enabled():
             self._refuse_grad()
+        watching.tell(self)
         return lend_single(self, shape, dtype, owner)
 
     def persistent(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
@@ -243,6 +244,7 @@ class Workspace:
         argument.name("name", name)
         argument.shape(shape)
         argument.dtype(dtype)
+        watching.tell(self)
         return self._persistent.get(name, shape, dtype)
 
     def staging(self, name: str, nbytes: int, *, slots: int = 2) -> Staging:
@@ -316,9 +318,9 @@ class Workspace:
             fakes = [torch.empty(one.shape, dtype=one.dtype, device=device) for one in lease.request.extents]
             lease.lend(fakes, self.timeline.current())
             return True
-        watching.tell(self)  # a lease inside `with device:` takes the long way, as under every mode of torch
         if torch.is_grad_enabled():
             self._refuse_grad()
+        watching.tell(self)  # a lease inside `with device:` takes the long way, as under every mode of torch
         return False
 
     def _refuse_grad(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from workspace import watching
 from workspace.errors import CaptureError, GraphError
 from workspace.simulated.blocks import PrivatePool
 from workspace.simulated.capture import Capture, Mode
@@ -24,6 +25,7 @@ class Capturing(Storage):
 
     def begin_capture(self, stream: int, mode: Mode = "global", pool: PrivatePool | None = None) -> int:
         """Begin a capture on a stream; return its identity. `pool`: that of an earlier graph, as ``pool=`` in torch."""
+        watching.use(self)
         for beginning, _, _ in self._watchers:
             beginning(stream)
         with self.lock:
@@ -99,6 +101,7 @@ class Capturing(Storage):
         To the judge a replay is one operation with the graph's bytes, because nothing outside is ordered with
         part of one; what races inside was found at the capture.
         """
+        watching.use(self)
         with self.lock:
             self.counters["graph_launch"] += 1
             state = self.streams[stream]

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from workspace import watching
 from workspace.errors import DeviceError
 from workspace.simulated.capturing import Capturing
 from workspace.simulated.driver import SimulatedDriver
@@ -164,6 +165,7 @@ class Device(Capturing):
 
     def upload(self, host: torch.Tensor, offset: int, address: int, nbytes: int, stream: int | None = None) -> None:
         """Enqueue a copy of bytes of host memory, which it reads when it runs."""
+        watching.use(self)
         with self.lock:
             self.counters["upload"] += 1
             if nbytes:

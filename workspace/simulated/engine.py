@@ -38,7 +38,7 @@ class Engine:
         self.ahead = ahead
         self.counters: Counter[str] = Counter()
         self.queue = NodeQueue(schedule)
-        self.streams = StreamTable()
+        self.streams = StreamTable(self)
         self.host = self.streams.host
         self.captures = Captures(self.streams)
         self.judge = Judge(self.streams.name_of) if log else None

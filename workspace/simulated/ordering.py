@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from workspace import watching
 from workspace.simulated.engine import Engine
 from workspace.simulated.events import EventTable, Stamp
 from workspace.simulated.node import Node
@@ -86,6 +87,7 @@ class Ordering(Engine):
 
     def record(self, event: int, stream: int | None = None) -> None:
         """The event now names the end of the stream; its earlier record is forgotten."""
+        watching.use(self)
         with self.lock:
             self.counters["record"] += 1
             state = self.state(stream)
@@ -98,6 +100,7 @@ class Ordering(Engine):
 
     def wait(self, event: int, stream: int | None = None) -> None:
         """Later work on the stream comes after the event's last record; without one, nothing happens."""
+        watching.use(self)
         with self.lock:
             self.counters["wait"] += 1
             state = self.state(stream)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from workspace import watching
 from workspace.errors import StreamError
 from workspace.simulated.order import Host, Point, Track
 
@@ -62,8 +63,9 @@ class _Current(threading.local):
 class StreamTable(dict[int, StreamState]):
     """All streams of a device, by key; one that is not there is a `StreamError`."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: object) -> None:
         super().__init__()
+        self._device = device
         self.host = Host()
         self[DEFAULT] = StreamState(DEFAULT, "default", self.host)
         self._by_handle: dict[int, StreamState] = {}
@@ -90,6 +92,7 @@ class StreamTable(dict[int, StreamState]):
         return self._names.get(key, f"stream {key}")
 
     def set_current(self, stream: int) -> None:
+        watching.use(self._device)
         self._local.key = self[stream].key
 
     def add(self, name: str, raw: bool = False, blocking: bool = False) -> StreamState:

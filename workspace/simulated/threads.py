@@ -7,6 +7,7 @@ pools meanwhile, are watched; a thread of another kind that was running before c
 
 from __future__ import annotations
 
+import os
 import threading
 from concurrent.futures import thread as pools
 from typing import TYPE_CHECKING, Any
@@ -78,6 +79,16 @@ class Presence:
 
 _entered: list[tuple[threading.Thread, Executor]] = []
 _lock = threading.Lock()
+
+
+def _forked() -> None:
+    """Another thread of the parent may have held it."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 _local = threading.local()
 _start = threading.Thread.start
 _work = pools._WorkItem.run
