@@ -16,28 +16,20 @@ __device__ inline void meet(Barrier which) {
 }
 
 // -- copies that count the bytes that are there ------------------------------------------------------------
-// Boxes of tensors, from the token-th row and the group-th group of columns on: of one stream, and of the output.
-__device__ inline void copy_stream(uint32_t to, const CUtensorMap& from, int stream, int token, int group,
-                                   uint64_t& there) {
+// Boxes of tensors whose rows are whole: from a place in the further dimensions on.
+__device__ inline void copy_box(uint32_t to, const CUtensorMap& from, int second, int third, int fourth,
+                                uint64_t& there) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
       "[%6];" ::"r"(to),
-      "l"(&from), "r"(0), "r"(stream), "r"(token), "r"(group), "r"(shared_place(&there))
+      "l"(&from), "r"(0), "r"(second), "r"(third), "r"(fourth), "r"(shared_place(&there))
       : "memory");
 }
-__device__ inline void copy_layer(uint32_t to, const CUtensorMap& from, int token, int group, uint64_t& there) {
+__device__ inline void copy_box(uint32_t to, const CUtensorMap& from, int second, int third, uint64_t& there) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
       "[%5];" ::"r"(to),
-      "l"(&from), "r"(0), "r"(token), "r"(group), "r"(shared_place(&there))
-      : "memory");
-}
-// A stream's part of fn, from the group-th 32 columns on.
-__device__ inline void copy_weights(uint32_t to, const CUtensorMap& from, int group, int stream, uint64_t& there) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %2, %3, %4}], "
-      "[%5];" ::"r"(to),
-      "l"(&from), "r"(0), "r"(group), "r"(stream), "r"(shared_place(&there))
+      "l"(&from), "r"(0), "r"(second), "r"(third), "r"(shared_place(&there))
       : "memory");
 }
 __device__ inline void copy_bytes(void* to, const void* from, int bytes, uint64_t& there) {
@@ -47,9 +39,9 @@ __device__ inline void copy_bytes(void* to, const void* from, int bytes, uint64_
                : "memory");
 }
 // The other way.
-__device__ inline void copy_stream_out(const CUtensorMap& to, uint32_t from, int stream, int token, int group) {
+__device__ inline void copy_box_out(const CUtensorMap& to, uint32_t from, int second, int third, int fourth) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&to),
-               "r"(from), "r"(0), "r"(stream), "r"(token), "r"(group)
+               "r"(from), "r"(0), "r"(second), "r"(third), "r"(fourth)
                : "memory");
 }
 // This thread's copies since the last group are one.

@@ -20,8 +20,8 @@ struct Copies {
 #pragma unroll
     for (int j = 0; j < kStreams; ++j) {
       arrive_and_expect(m.weights[j], kPartBytes);
-      copy_weights(shared_place(m.streams[kFree]) + j * kPartBytes, a.weights, share.rank * (kColumns / 32), j,
-                   m.weights[j]);
+      copy_box(shared_place(m.streams[kFree]) + j * kPartBytes, a.weights, 0, share.rank * (kColumns / 32), j,
+               m.weights[j]);
     }
   }
   // Of the last tile, tokens that are not there are zeros.
@@ -32,10 +32,10 @@ struct Copies {
     arrive_and_expect(there, kMixing ? kCopied + kLayerBytes + tokens * (1 + kStreams) * 16 : kCopied);
 #pragma unroll
     for (int j = 0; j < kStreams; ++j) {
-      copy_stream(shared_place(m.streams[slot]) + j * kStreamBytes, a.streams, j, token, group, there);
+      copy_box(shared_place(m.streams[slot]) + j * kStreamBytes, a.streams, j, token, group, there);
     }
     if constexpr (kMixing) {
-      copy_layer(shared_place(m.layer[layer_slot]), a.layer, token, group, there);
+      copy_box(shared_place(m.layer[layer_slot]), a.layer, token, group, there);
       copy_bytes(m.post[layer_slot], a.mix.post + token, tokens * 16, there);
       copy_bytes(m.comb[layer_slot], a.mix.comb + token * kStreams, tokens * kStreams * 16, there);
     }
@@ -44,8 +44,8 @@ struct Copies {
     before_copies();
 #pragma unroll
     for (int j = 0; j < kStreams; ++j) {
-      copy_stream_out(a.mixed, shared_place(m.streams[slot]) + j * kStreamBytes, j, share.first + n * kTile,
-                      share.rank * kGroups);
+      copy_box_out(a.mixed, shared_place(m.streams[slot]) + j * kStreamBytes, j, share.first + n * kTile,
+                   share.rank * kGroups);
     }
     commit_copies();
   }
