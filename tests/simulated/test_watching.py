@@ -141,6 +141,37 @@ def test_what_was_made_before_is_noticed_when_it_is_used(what: str) -> None:
         assert device.verdict() == ("SAFE" if own else "UNKNOWN"), device.reasons()
 
 
+VERBS = ("set_stream", "record", "wait", "begin_capture", "launch", "upload")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_verb_of_a_stream_tells(verb: str) -> None:
+    """Each alone: what a fork or a replay does besides is not what is noticed."""
+    device, other = deferred(), Device()
+    driver, x = other.driver(), torch.zeros(4)
+    stream, event, there = other.new_stream("side"), other.new_event(), other.empty((4,), torch.float32)
+    other.record(event, stream)
+    captured = other.new_stream("captured")
+    other.begin_capture(captured)
+    graph = other.end_capture(captured)
+    calls: dict[str, Callable[[], Any]] = {
+        "set_stream": lambda: driver.set_stream(stream),
+        "record": lambda: driver.record(event, stream),
+        "wait": lambda: driver.wait(event, stream),
+        "begin_capture": lambda: driver.begin_capture(stream),
+        "launch": lambda: other.launch_graph(graph, stream),
+        "upload": lambda: driver.upload(x.view(torch.uint8), 0, there, stream),
+    }
+    with device:
+        torch.zeros(4).add_(1)
+        assert device.verdict() == "SAFE"
+        calls[verb]()
+        assert device.verdict() == "UNKNOWN"
+    if verb == "begin_capture":
+        driver.end_capture(stream)
+    driver.set_stream(0)
+
+
 def test_a_method_bound_inside_goes_on_outside() -> None:
     device = deferred()
     ws = workspace.create("event_fenced", device=device)

@@ -268,8 +268,8 @@ class Device(Capturing):
     def reasons(self) -> list[str]:
         """Why it is not ``SAFE`` where no race was found.
 
-        Late accesses; no log; what is not modelled; workspaces of other devices that were used inside ``with device:``,
-        each by name; no operation shown.
+        Late accesses; no log; what is not modelled; workspaces of other devices that lent inside ``with device:``, each
+        by name, and that their streams were used there; no operation shown.
         """
         with self.lock:
             if self.judge is None:

@@ -79,20 +79,20 @@ class Presence:
 
 _entered: list[tuple[threading.Thread, Executor]] = []
 _lock = threading.Lock()
+_local = threading.local()
+_start = threading.Thread.start
+_work = pools._WorkItem.run
+_to_dlpack = torch.utils.dlpack.to_dlpack
 
 
 def _forked() -> None:
-    """Another thread of the parent may have held it."""
+    """Another thread of the parent may have held the lock."""
     global _lock
     _lock = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
-_local = threading.local()
-_start = threading.Thread.start
-_work = pools._WorkItem.run
-_to_dlpack = torch.utils.dlpack.to_dlpack
 
 
 def _stack() -> list[Any]:

@@ -110,8 +110,7 @@ class Pooled:
         block = self.pool.ordered(whole, stream, self.home(stream))
         if block is None or block.events:  # what the request leaves would be without them
             return None
-        self.pool.elided += sum(used != stream.id for used in block.uses)
-        block = self.pool.take(block, whole, self.home(stream))
+        block = self._take(block, whole, stream)
         self.pool.note_beyond(block, request, block.uses)
         block.uses, block.events, block.request = {}, None, request
         return block
@@ -132,11 +131,14 @@ class Pooled:
             block = self._ordered(request, stream)
         if block is None:
             block = self._unordered(request, stream)
-        # Uses on other streams that needed no fence, because the clocks show them ordered (fences were subtracted).
-        self.pool.elided += sum(used != stream.id for used in block.uses)
-        block = self.pool.take(block, request.nbytes, self.home(stream), at_end)
+        block = self._take(block, request.nbytes, stream, at_end)
         block.uses, block.events = {}, None
         return block
+
+    def _take(self, block: Block, nbytes: int, stream: Stream, at_end: bool = False) -> Block:
+        # Uses on other streams that needed no fence, because the clocks show them ordered (fences were subtracted).
+        self.pool.elided += sum(used != stream.id for used in block.uses)
+        return self.pool.take(block, nbytes, self.home(stream), at_end)
 
     def _divides(self, block: Block, request: Request, at_end: bool = False) -> bool:
         """Whether a cut there, beside what waits on shelves, leaves no place for the largest that was declared."""
@@ -323,10 +325,10 @@ class Pooled:
 
     # -- size ------------------------------------------------------------------------------------------------
     def reserve(self, nbytes: int, declared: Sequence[Request]) -> None:
-        self._largest_declared = max([self._largest_declared, *(one.nbytes for one in declared)])
         for one in declared:
             whose = one.key, one.resolved.layout
             self._declared[whose] = max(self._declared.get(whose, 0), one.nbytes)
+        self._largest_declared = max(self._declared.values(), default=0)
         missing = nbytes - sum(slab.nbytes for slab in self.pool.slabs)
         if missing <= 0:
             return
