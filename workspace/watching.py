@@ -9,6 +9,7 @@ device whose they are.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -57,17 +58,22 @@ def watched() -> bool:
 
 
 REMEDY = "create it with device=device, the one that is entered"
+COVERED = (
+    "was used inside another device, which was entered within this one and got its operations: leave that one first"
+)
 
 
 def tell(workspace: Workspace) -> None:
-    """A workspace lends to this thread: where another device watches, its verdict can no longer be SAFE."""
+    """A workspace lends to this thread: the verdict of a device that watches, and is not its own, cannot be SAFE."""
     if not _watched:
         return
-    devices = _entered.devices
-    if devices and not devices[-1].judges(workspace.driver):
-        devices[-1].unknown(
-            f"workspace {workspace.name or 'root'!r} ({workspace.strategy}) is of another device, {workspace.device}, "
-            f"whose streams, forks and leases this one does not see: {REMEDY}"
+    for device, own in _deceived(lambda one: one.judges(workspace.driver)):
+        name = f"workspace {workspace.name or 'root'!r} ({workspace.strategy})"
+        device.unknown(
+            f"{name} {COVERED}"
+            if own
+            else f"{name} is of another device, {workspace.device}, whose streams, forks and leases this one does not "
+            f"see: {REMEDY}"
         )
 
 
@@ -75,9 +81,22 @@ def use(device: object) -> None:
     """Streams of a device are used by this thread; likewise."""
     if not _watched:
         return
-    devices = _entered.devices
-    if devices and devices[-1] is not device:
-        devices[-1].unknown(
-            "a workspace of another device was used on its streams (an edge, a current stream, a capture, a replay or "
-            f"an upload), which this one does not see: {REMEDY}"
+    for one, own in _deceived(lambda one: one is device):
+        one.unknown(
+            f"a workspace of its own {COVERED}"
+            if own
+            else "a workspace of another device was used on its streams (an edge, a current stream, a capture, a replay "
+            f"or an upload), which this one does not see: {REMEDY}"
         )
+
+
+def _deceived(owns: Callable[[Watcher], bool]) -> Iterator[tuple[Watcher, bool]]:
+    """The devices that the thread has entered, and whether each owns what is used; none where the innermost does.
+
+    That one judges it. Else its operations go where its streams are not known, and the owner, too, sees one without the
+    other.
+    """
+    devices = _entered.devices
+    if devices and not owns(devices[-1]):
+        for device in dict.fromkeys(devices):
+            yield device, owns(device)

@@ -248,24 +248,42 @@ def test_each_workspace_is_named_once() -> None:
 
 
 def test_the_innermost_device_watches() -> None:
-    """Nested, the operations are that one's; the outer one's own workspace is foreign there, and not afterwards."""
+    """Nested, the operations are that one's alone; the outer one's workspace is used before and afterwards."""
     outer, inner = deferred(), deferred(seed=2)
     mine, its = (workspace.create("event_fenced", device=device) for device in (outer, inner))
     with outer:
         lease(mine)
+        shown = dict(outer.counters)
         with inner:
             lease(its)
             with inner:
                 lease(its)
-            assert inner.verdict() == "SAFE"
-            lease(mine)
-        lease(mine)
+            race(its)
+        assert dict(outer.counters) == shown
         with outer:
             lease(mine)
-    assert outer.verdict() == "SAFE" and inner.verdict() == "UNKNOWN"
+    assert inner.verdict() == "UNSAFE"
+    assert outer.verdict() == "SAFE" and outer.counters["launch"] > shown["launch"]
     with outer:
         lease(its)
     assert outer.verdict() == "UNKNOWN"
+
+
+@pytest.mark.parametrize("what", ("lease", "streams"))
+@pytest.mark.parametrize("whose", ("outer", "inner", "third"))
+def test_each_device_that_is_entered_knows_what_it_does_not_see(whose: str, what: str) -> None:
+    """The outer one's own workspace, used inside the inner one: both see a part."""
+    devices = {"outer": deferred(), "inner": deferred(seed=2), "third": deferred(seed=3)}
+    ws = workspace.create("event_fenced", device=devices[whose])
+    with devices["outer"], devices["inner"]:
+        for device in (devices["outer"], devices["inner"]):
+            device.launch("an operation that it judges")
+        lease(ws) if what == "lease" else ws.event().record()
+    for name in ("outer", "inner"):
+        reasons = " ".join(devices[name].reasons())
+        assert devices[name].verdict() == ("SAFE" if whose == "inner" else "UNKNOWN")
+        assert ("was used inside another device" in reasons) is (name == whose == "outer")
+        assert ("of another device" in reasons) is (whose != "inner" and name != whose)
 
 
 def test_a_workspace_used_outside_is_nobodys_business() -> None:

@@ -55,24 +55,24 @@ class Presence:
         self._executor = executor
 
     def enter(self) -> None:
-        """Begin to queue the calling thread's operators; may nest."""
-        stranger = isinstance(_get_current_dispatch_mode(), Stranger) and _pop_mode()
+        """Begin to queue the calling thread's operators; may nest: then the device entered before gets none of them."""
+        covered = isinstance(_get_current_dispatch_mode(), (Stranger, Dispatch)) and _pop_mode()
         modes = Dispatch(self._executor), HostReads(self._executor)
         for mode in modes:
             mode.__enter__()
-        _stack().append((modes, stranger))
+        _stack().append((modes, covered))
         watching.enter(self._executor.device)
         _watch(self._executor)
 
     def exit(self) -> None:
         """End it, and run what is pending. This orders nothing: only a synchronisation does."""
         _unwatch(self._executor)
-        modes, stranger = _stack().pop()
+        modes, covered = _stack().pop()
         watching.leave()
         for mode in reversed(modes):
             mode.__exit__(None, None, None)
-        if stranger:
-            _push_mode(stranger)
+        if covered:
+            _push_mode(covered)
         if self._executor.device.queue.fault is None:
             self._executor.device.drain()
 
