@@ -20,11 +20,6 @@ class Dispatch(TorchDispatchMode):
         super().__init__()
         self.executor = executor
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Torch's default wraps the handler in two more frames."""
-        return False
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for kind in types:
             if kind not in PLAIN:
