@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from workspace.errors import CaptureError, ForkError, WorkspaceError
+from workspace.errors import CaptureError, ForkError, StreamError, WorkspaceError
 from workspace.holding import Held, Holding
 from workspace.process import OfProcess
 from workspace.streams import Stream
@@ -20,7 +20,7 @@ class Fork(OfProcess):
 
     Entering makes every branch stream wait for the parent, and declares the branches for each lease the thread holds.
     Leaving makes the parent wait for every branch, also when one raised, and stamps the branches' uses there; leases
-    acquired in a branch and still held get the parent declared.
+    acquired in a branch, by whatever thread, and still held get the parent declared.
 
     Examples
     --------
@@ -29,7 +29,7 @@ class Fork(OfProcess):
     ...         indexer(scratch.q8)
     """
 
-    __slots__ = ("_branches", "_flagged", "_foreign", "_held", "_parent", "_timeline")
+    __slots__ = ("_branches", "_elsewhere", "_flagged", "_foreign", "_held", "_parent", "_timeline")
 
     def __init__(self, timeline: Timeline, streams: tuple[Stream, ...]) -> None:
         self._timeline = timeline
@@ -64,6 +64,7 @@ class Fork(OfProcess):
     def _enclose(self, held: Held, parent: Stream) -> None:
         """Stand behind the leases that the branches may use, among what the thread holds."""
         self._held = held
+        self._elsewhere: list[Held] | None = None  # what other threads and micro-batches hold that branches run in
         self._flagged: list[Holding] = []
         self._foreign: list[Holding] = []
         for one in tuple(held):
@@ -103,6 +104,7 @@ class Fork(OfProcess):
         """The branch on one of the fork's streams: work inside its ``with`` goes there."""
         if self._parent is None:
             raise ForkError("a branch is entered outside its fork", "use it inside `with ws.fork(...) as branch`")
+        self._visit(self._timeline.state.held)
         if stream not in self._branches:
             # In a capture the branches are the streams' selves there, which the caller does not know.
             asked = self._timeline.of(stream)
@@ -111,17 +113,28 @@ class Fork(OfProcess):
             return Branch(self._timeline, asked.key)
         return Branch(self._timeline, stream.key)
 
+    def _visit(self, held: Held) -> None:
+        """A branch of another thread or micro-batch: what is acquired there from now on is acquired inside."""
+        if held is not self._held:
+            with self._timeline.lock:
+                if self not in held:
+                    held[self] = None
+                    self._elsewhere = [*(self._elsewhere or ()), held]
+
+    def _everywhere(self) -> list[Held]:
+        return [self._held, *(self._elsewhere or ())]
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        timeline, parent, held = self._timeline, self._parent, self._held
+        timeline, parent = self._timeline, self._parent
         self._parent = None
         if parent is None:
             return
         if parent.capture is not None and not parent.capture.open:
             self._outlived_capture(parent.capture, error)
             return
-        inside = held.acquired_inside(self)
+        inside = [lease for held in self._everywhere() for lease in held.acquired_inside(self)]
         foreign = self._still_held(inside) if self._foreign else ()
         unjoined = list(self._branches)
         try:
@@ -147,10 +160,9 @@ class Fork(OfProcess):
         Until now it was among what the thread holds, so that a release anywhere counted its branches. A branch that was
         not joined stays declared: the release of a lease around the fork stamps it, and the next acquire waits for it.
         """
-        held = self._held
         with self._timeline.lock:
             if unjoined:
-                for lease in held.holdings():
+                for lease in self._held.holdings():
                     if lease not in inside:
                         for stream in unjoined:
                             lease.declare(stream)
@@ -158,7 +170,8 @@ class Fork(OfProcess):
             for lease in inside:
                 if lease.stream is not parent:
                     lease.declare(parent)
-            held.pop(self, None)
+            for held in self._everywhere():
+                held.pop(self, None)
         for lease in self._flagged:
             lease.unforked()
 
@@ -168,7 +181,8 @@ class Fork(OfProcess):
         Raises `CaptureError`, or adds it to the error of the body.
         """
         with self._timeline.lock:
-            self._held.pop(self, None)
+            for held in self._everywhere():
+                held.pop(self, None)
         for lease in self._flagged:
             lease.unforked()
         late = CaptureError(
@@ -226,5 +240,7 @@ class Branch(OfProcess):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        key, self._before = self._before  # type: ignore[misc]
+        if self._before is None:
+            raise StreamError("a stream is left that was not entered", "use it in a `with` statement")
+        key, self._before = self._before
         self._driver.set_stream(key)

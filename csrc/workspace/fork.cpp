@@ -59,6 +59,7 @@ bool enclose(PyObject* self, const Ref& held, const Ref& parent) {
     if (!parts.holding_.stream.holds(one, parent.get()) && PyList_Append(foreign.get(), one)) return false;
   }
   parts.fork_.held.set(self, Ref::of(held.get()));
+  parts.fork_.elsewhere.set(self, Ref::of(Py_None));
   parts.fork_.flagged.set(self, std::move(flagged));
   parts.fork_.foreign.set(self, std::move(foreign));
   return PyDict_SetItem(held.get(), self, Py_None) == 0;
@@ -119,11 +120,19 @@ PyObject* branch_on(PyObject* self, PyObject* stream) {
   return new_branch(driver, std::move(key)).release();
 }
 
+// Whether the branch is one of the fork's own thread and micro-batch. False with or without an exception set.
+bool at_home(PyObject* self) {
+  const Ref held = parts.fork_.held.get(self), present = held_of(parts.fork_.timeline.get(self));
+  return held && present && held.is(present.get());
+}
+
 PyObject* branch(PyObject* self, PyObject* const* arguments, Py_ssize_t count, PyObject* keywords) {
   const Native& native = fork_methods[CALL];
   const Ref branches = parts.fork_.branches.get(self);
-  if (count == 1 && keywords == nullptr && branches && PyTuple_Check(branches.get()) && !parts.fork_.parent.holds(self, Py_None) &&
-      parts.inlined.intact()) {
+  const bool entered = count == 1 && keywords == nullptr && branches && PyTuple_Check(branches.get()) &&
+                       !parts.fork_.parent.holds(self, Py_None) && parts.inlined.intact() && at_home(self);
+  if (PyErr_Occurred()) return nullptr;
+  if (entered) {
     for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(branches.get()); ++index) {
       if (PyTuple_GET_ITEM(branches.get(), index) != arguments[0]) continue;
       return branch_on(self, arguments[0]);
@@ -312,7 +321,7 @@ PyObject* exit(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   const Ref branches = parts.fork_.branches.get(self);
   const bool entered = count == 3 && timeline && held && PyDict_Check(held.get()) && branches &&
                        PyTuple_Check(branches.get()) && !parts.fork_.parent.holds(self, Py_None) &&
-                       parts.inlined.intact() && !crosses_capture(timeline, parts.fork_.parent.get(self));
+                       parts.fork_.elsewhere.holds(self, Py_None) && parts.inlined.intact() && !crosses_capture(timeline, parts.fork_.parent.get(self));
   if (PyErr_Occurred()) return nullptr;
   if (!entered || !Py_IS_TYPE(timeline.get(), parts.timeline)) return python(native, self, arguments, count);
   return leave(self, timeline, held, arguments[0], arguments[1]);

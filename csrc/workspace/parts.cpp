@@ -174,6 +174,7 @@ void find_fields(Given& given) {
   given.field(p.slab_.address, "Slab", "address");
   given.field(p.slab_.views, "Slab", "views");
   given.field(p.fork_.branches, "Fork", "_branches");
+  given.field(p.fork_.elsewhere, "Fork", "_elsewhere");
   given.field(p.fork_.flagged, "Fork", "_flagged");
   given.field(p.fork_.foreign, "Fork", "_foreign");
   given.field(p.fork_.held, "Fork", "_held");

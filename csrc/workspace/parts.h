@@ -63,7 +63,7 @@ struct Parts {
   struct { Field shelves; } sizes_;
   struct { Field elided, hands_over, largest, longer, refits, shelves; } pool_;
   struct { Field address, views; } slab_;
-  struct { Field branches, flagged, foreign, held, parent, timeline; } fork_;
+  struct { Field branches, elsewhere, flagged, foreign, held, parent, timeline; } fork_;
   struct { Field before, driver, key; } branch_;
   struct { Field latest; } layout_;
   struct { Field shape, dtype, nbytes; } extent_;

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import pytest
 import torch
 
 from tests.workspace.scene import BYTES, SLAB, scene, write
+from workspace import Workspace
 from workspace.errors import CaptureError, DriverError, ForkError, StreamError
 from workspace.fork import Fork
-from workspace.holding import Holding
+from workspace.holding import Held, Holding
 from workspace.lease import Lease
 from workspace.streams import Stream
 
@@ -145,6 +146,70 @@ def test_a_lease_of_a_branch_that_outlives_the_join_may_be_used_by_the_parent(
     lease.release()
     write(device, ws, "next", SLAB, aux)
     assert device.verdict() == verdict
+
+
+def in_a_thread(ws: Workspace, step: Callable[[], None]) -> None:
+    thread = threading.Thread(target=step)
+    thread.start()
+    thread.join()
+
+
+def in_a_slot(ws: Workspace, step: Callable[[], None]) -> None:
+    with ws.slot(micro_batch=1):
+        step()
+
+
+@pytest.mark.parametrize("elsewhere", [in_a_thread, in_a_slot])
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_branch_may_run_in_another_thread_or_micro_batch(
+    monkeypatch: pytest.MonkeyPatch, elsewhere: Callable[..., None], captured: bool, seen: bool
+) -> None:
+    """What is acquired there is the fork's, too: the parent reads it after the join. Control: nobody looks there."""
+    if not seen:
+        monkeypatch.setattr(Fork, "_everywhere", lambda fork: [fork._held])
+    device, ws = scene(micro_batches=2)
+    ws.declare(BYTES, N=SLAB, lane="main" if captured else None)
+    ws.reserve()
+    ws.lock()
+    main, aux = ws.stream("main"), ws.stream("aux")
+    leases, helds = list[Lease](), list[Held]()
+
+    @torch.no_grad()
+    def branched() -> None:
+        helds.append(ws.timeline.state.held)
+        for _ in range(2):  # the second time it has been there
+            with branch(aux):
+                lease = ws.acquire(BYTES, N=SLAB // 2)
+                device.launch("branch", writes=[lease.x])
+                leases.append(lease)
+        leases.pop(0).release()
+
+    with ws.on(main), ws.capture() if captured else nullcontext() as capture:
+        with ws.fork(aux) as branch:
+            elsewhere(ws, branched)
+        (lease,) = leases
+        device.launch("parent", reads=[lease.x])
+        lease.release()
+        with ws.on(aux), ws.lease(BYTES, N=SLAB if captured else 2 * SLAB) as other:  # all that there is
+            device.launch("next", writes=[other.x])
+            joined = ws.event()
+            joined.record()
+        joined.wait()
+    if capture:
+        capture.graph.replay(main)
+    assert device.verdict() == ("SAFE" if seen else "UNSAFE")
+    assert not ws.timeline.state.held and (not helds[0] or not seen)
+
+
+def test_what_was_not_entered_is_not_left() -> None:
+    """A fork says nothing, as it has nothing to join; a stream has none to go back to."""
+    _, ws = scene()
+    aux = ws.stream("aux")
+    ws.fork(aux).__exit__(None, None, None)
+    with pytest.raises(StreamError, match="was not entered"):
+        ws.on(aux).__exit__(None, None, None)
+    assert ws.driver.current_stream() == 0
 
 
 def test_a_sibling_goes_on_after_an_inner_join() -> None:
