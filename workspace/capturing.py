@@ -34,6 +34,7 @@ class GraphCapture(OfProcess):
         self._lane = lane
         self._segments: list[DriverGraph | Callable[[], object]] = []
         self._capture: Capture | None = None
+        self._broken: BaseException | None = None  # what an eager break raised
         self._entered = False
         self.graph = Graph(timeline, lane)
 
@@ -67,6 +68,7 @@ class GraphCapture(OfProcess):
         """
         argument.function(fn)
         capture, timeline = self._open(), self._timeline
+        self._refuse_broken()
         if timeline.driver.current_stream() != capture.origin.key:
             raise CaptureError(
                 f"eager_break on another stream than {capture.origin!r}, where the capture began",
@@ -78,13 +80,17 @@ class GraphCapture(OfProcess):
             capture.enter_eager(capture.origin, self.graph)
         timeline.state.held[held] = None
         try:
-            fn()
-        finally:
-            del timeline.state.held[held]
-            with timeline.lock:
-                capture.leave_eager(held)
-        self._segments.append(fn)
-        self._begin(capture)
+            try:
+                fn()
+            finally:
+                del timeline.state.held[held]
+                with timeline.lock:
+                    capture.leave_eager(held)
+            self._segments.append(fn)
+            self._begin(capture)
+        except BaseException as error:
+            self._broken = error  # nothing captures: what follows runs eagerly, and is in no graph
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -92,6 +98,7 @@ class GraphCapture(OfProcess):
         capture, timeline = self._open(), self._timeline
         try:
             if error is None:
+                self._refuse_broken()
                 capture.check_released()
                 self._end_segment(capture)
         except BaseException:
@@ -111,6 +118,14 @@ class GraphCapture(OfProcess):
         if self._capture is None:
             raise CaptureError("the capture is not open", "use it inside `with ws.capture(...) as capture`")
         return self._capture
+
+    def _refuse_broken(self) -> None:
+        """An eager break has failed, and its error did not end the capture's ``with`` block."""
+        if self._broken is not None:
+            raise CaptureError(
+                f"the capture goes on after an eager break that failed: {self._broken!r}",
+                "let the error leave the `with` block of the capture, and capture again",
+            ) from self._broken
 
     def _begin(self, capture: Capture) -> None:
         timeline = self._timeline

@@ -91,12 +91,11 @@ class Holding:
                 self.uses[stream.id] = epoch
 
     def stamped(self, timeline: Timeline) -> Uses:
-        """Last uses as of now: joined branches as recorded, everything else at its stream's current epoch."""
-        clocks = timeline.clocks.of
-        found = {self.stream.id: self.stream.clock.epoch}
+        """Last uses as of now: joined branches as recorded, everything else at its stream's last epoch."""
+        found = {self.stream.id: timeline.last_epoch(self.stream)}
         if self.uses:
             for used, epoch in self.uses.items():
-                found[used] = epoch or clocks[used].epoch
+                found[used] = epoch or timeline.last_epoch(timeline.stream_of(used))
         for fork in self.held.forks_around(self):
             for stream in fork.branches_of(self):
                 found[stream.id] = stream.clock.epoch

@@ -462,22 +462,42 @@ class Lease(Pinnable):
         return uses
 
     def _settle(self, uses: Uses, works: list[Any] | None) -> None:
+        failed: BaseException | None = None
         if works is not None:
-            if self._captured_since():
-                self.pin()  # until the wait cannot break the capture any more
-                self.request.timeline.deferred.append(lambda: self._wait_late(works))
-            else:
-                self.workspace.await_works(self, works)
+            try:
+                if self._captured_since():
+                    self._await_later(works, told=False)  # a wait now would break the capture
+                else:
+                    self.workspace.await_works(self, works)
+                    uses[self.stream.id] = self.stream.clock.epoch  # that of the wait, and not of the release before
+            except BaseException as error:
+                failed = error
+                self._await_later(self._works or works, told=True)
         self._state = PINNED if self.pins else self._rest
         if self.pins:
             self.replayed(uses, self.request.timeline)
         else:
             self._give_back(self.last_uses(uses))
+        if failed is not None:
+            raise failed
 
-    def _wait_late(self, works: list[Any]) -> None:
-        """Wait for the collectives of a lease that a finaliser has released during a capture of its stream."""
+    def _await_later(self, works: list[Any], told: bool) -> None:
+        """Keep the bytes of a lease that a finaliser has released until its collectives have been waited for."""
+        self._works = None
+        self.pin()
+        self.request.timeline.deferred.append(lambda: self._wait_late(works, told))
+
+    def _wait_late(self, works: list[Any], told: bool) -> None:
+        """Wait for them at a later acquire. Nobody releases again what fails: its error is raised once, here."""
         timeline = self.request.timeline
-        self.workspace.await_works(self, works)
+        try:
+            self.workspace.await_works(self, works)
+        except BaseException as error:
+            left, self._works = self._works or works, None
+            timeline.deferred.append(lambda: self._wait_late(left, True))
+            if told and isinstance(error, Exception):
+                return
+            raise
         self.replayed({self.stream.id: self.stream.clock.epoch}, timeline)
         self.unpin()
 

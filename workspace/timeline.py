@@ -198,6 +198,21 @@ class Timeline:
         return self._by_id[used]
 
     # -- order -----------------------------------------------------------------------------------------------
+    def last_epoch(self, stream: Stream) -> int:
+        """The epoch of what has been enqueued last on the stream.
+
+        That is its present one, but for a captured stream that has not joined the present segment: what it has done is
+        over with the segments before, whose end has closed its epoch for all (`Capture.segment_ended`).
+        """
+        capture = stream.capture
+        if capture is not None and capture.segment and not self.takes_part(stream.key, capture):
+            return stream.clock.epoch - 1
+        return stream.clock.epoch
+
+    def takes_part(self, key: int, capture: Capture) -> bool:
+        """Whether a stream has joined the capture's present segment; false between two segments."""
+        return capture.identity != 0 and self.call(self.driver.capture_of, key) == capture.identity
+
     def ordered(self, block: Block, stream: Stream) -> bool:
         """The one rule: whether every last use of every byte of the block precedes the stream's next work."""
         ordered = self.clocks.ordered
@@ -445,20 +460,16 @@ class Timeline:
 
     def drain(self) -> None:
         """Run what finalisers left behind. Called with the lock held, before a placement."""
-        first: BaseException | None = None
+        failed: list[BaseException] = []
         while self.finished:
-            try:
-                self.finished.popleft()()
-            except BaseException as error:  # the other steps are run all the same: their bytes would be lost
-                first = first or error
-        self.refresh()
-        if first is not None:
-            raise first
+            _run(self.finished.popleft(), failed)
         if self.deferred and not self.captures:
             waiting, self.deferred = self.deferred, []
             for step in waiting:
-                step()
-            self.refresh()
+                _run(step, failed)
+        self.refresh()
+        if failed:
+            raise failed[0]
 
     def after_fork(self) -> None:
         """In a child process: the device context is the parent's, so everything is refused from now on."""
@@ -470,6 +481,14 @@ class Timeline:
         )
         self.driver = cast(Driver, ParentsDriver(self.driver, refusal))
         self.refresh()
+
+
+def _run(step: Callable[[], None], failed: list[BaseException]) -> None:
+    """Run a step whose error does not keep the others from being run: their bytes would be lost."""
+    try:
+        step()
+    except BaseException as error:
+        failed.append(error)
 
 
 def _may_be_gone(stream: Stream) -> bool:

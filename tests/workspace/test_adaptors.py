@@ -186,6 +186,34 @@ def test_a_release_during_a_capture_is_not_captured(ended: str) -> None:
     assert 0 < sum(nbytes for _, nbytes in graph.writes) < 1024
 
 
+@pytest.mark.parametrize("strategy", SAFE)
+@pytest.mark.parametrize("where", ["in its branch", "after the join", "behind a break"])
+def test_a_capture_is_as_valid_with_poison(monkeypatch: pytest.MonkeyPatch, strategy: str, where: str) -> None:
+    """A fill on a branch that has been joined would be left unjoined."""
+    filled, fill = list[str](), Poison._fill_released
+    monkeypatch.setattr(Poison, "_fill_released", lambda *a: (filled.append(a[2].name), fill(*a)))
+    device, ws = scene(strategy, poison=True, reserve=SLAB)
+    main, aux = ws.stream("main"), ws.stream("aux")
+    with ws.on(main), ws.capture() as capture:
+        with ws.fork(aux) as branch, branch(aux):
+            lease = ws.acquire(BYTES, N=SLAB)
+            device.launch("branch", writes=[lease.x])
+            if where == "in its branch":
+                lease.release()
+        if where == "behind a break":
+            capture.eager_break(lambda: None)
+        if not lease.released:
+            device.launch("parent", reads=[lease.x])
+            lease.release()
+        with ws.lease(BYTES, N=SLAB) as lease:
+            device.launch("next", writes=[lease.x])
+    for _ in range(2):
+        capture.graph.replay(main)
+    assert device.verdict() == "SAFE"
+    first = "aux" if where == "in its branch" else "main"
+    assert filled == ([] if strategy == "caching" else [first, "main"])
+
+
 def test_poison_waits_for_declared_uses() -> None:
     """The fill is the last use, so the next owner waits for it and not for the reader."""
     device, ws = scene(poison=True)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
 from tests.workspace.scene import BYTES, MIB, OTHER, SLAB, scene, write
-from workspace import Lease
+from workspace import Lease, Workspace
 from workspace.errors import CaptureError, FootprintBusy, GraphError
 from workspace.graph import Graph
 from workspace.holding import Footprint
 from workspace.lane import Lane
+from workspace.simulated import Device
+from workspace.streams import Stream
+from workspace.timeline import Timeline
 
 BLOCKS = ["event_fenced", "per_stream"]
 
@@ -107,6 +112,85 @@ def test_segments_are_ordered_one_after_the_other() -> None:
     assert device.verdict() == "SAFE" and capture.graph.footprint == MIB
 
 
+def acquired(ws: Workspace, how: str, aux: Stream) -> Lease:
+    """A lease of what a slab holds, used on this stream too, which is joined."""
+    with ws.fork(aux) as branch:
+        if how == "in a branch":
+            with branch(aux):
+                lease = ws.acquire(BYTES, N=SLAB)
+        else:
+            lease = ws.acquire(BYTES, N=SLAB)
+    if how == "declared":
+        lease.use(aux)
+    return lease
+
+
+def edge(device: Device, before: Stream, after: Stream) -> None:
+    """One that the library does not see."""
+    event = device.new_event()
+    device.record(event, before.key)
+    device.wait(event, after.key)
+
+
+@pytest.mark.parametrize("strategy", BLOCKS)
+@pytest.mark.parametrize("how", ["declared", "in a branch", "strict"])
+@pytest.mark.parametrize("breaks", [1, 2])
+def test_uses_of_a_segment_are_over_in_the_next(strategy: str, how: str, breaks: int) -> None:
+    """Its stream captures no more, so that an event recorded on it would be one of outside."""
+    device, ws = scene(strategy, reserve=SLAB, strict_streams=how == "strict")
+    main, aux = ws.stream("main"), ws.stream("aux")
+    with ws.on(main), ws.capture() as capture:
+        lease = acquired(ws, how, aux)
+        device.launch("segment 1", writes=[lease.x])
+        for _ in range(breaks):
+            capture.eager_break(lambda: None)
+        lease.release()
+        with ws.lease(BYTES, N=SLAB) as lease:
+            device.launch("next", writes=[lease.x])
+    for stream in (main, aux):
+        capture.graph.replay(stream)
+    assert device.verdict() == "SAFE" and capture.graph.footprint == SLAB
+
+
+@pytest.mark.parametrize("strategy", BLOCKS)
+@pytest.mark.parametrize("how", ["declared", "in a branch"])
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_stream_that_joins_a_later_segment_uses_the_lease_there(
+    monkeypatch: pytest.MonkeyPatch, strategy: str, how: str, asked: bool
+) -> None:
+    """By an event that is none of the library's. Control: with all of its uses taken to be over, nothing is fenced."""
+    if not asked:
+        monkeypatch.setattr(Timeline, "takes_part", lambda *_: False)
+    device, ws = scene(strategy, reserve=SLAB)
+    main, aux = ws.stream("main"), ws.stream("aux")
+    with ws.on(main), ws.capture() as capture:
+        lease = acquired(ws, how, aux)
+        capture.eager_break(lambda: None)
+        edge(device, main, aux)
+        device.launch("segment 2", writes=[lease.x], stream=aux.key)
+        lease.release()
+        with ws.lease(BYTES, N=SLAB) as lease:
+            device.launch("next", writes=[lease.x])
+        edge(device, aux, main)
+    capture.graph.replay(main)
+    assert device.verdict() == ("SAFE" if asked else "UNSAFE")
+
+
+@pytest.mark.parametrize("strategy", BLOCKS)
+@pytest.mark.parametrize("how", ["declared", "in a branch"])
+def test_a_lease_is_released_in_a_break(strategy: str, how: str) -> None:
+    device, ws = scene(strategy, reserve=SLAB)
+    main, aux = ws.stream("main"), ws.stream("aux")
+    with ws.on(main), ws.capture() as capture:
+        lease = acquired(ws, how, aux)
+        device.launch("segment 1", writes=[lease.x])
+        capture.eager_break(lease.release)
+        with ws.lease(BYTES, N=SLAB) as other:
+            device.launch("segment 3", writes=[other.x])
+        capture.eager_break(lambda: None)
+    assert device.verdict() == "SAFE" and capture.graph.footprint == SLAB
+
+
 def test_two_breakable_graphs_of_a_lane_do_not_interleave() -> None:
     """A replay begun inside another one's break is refused, in the capture too; of another lane it is served."""
     device, ws = scene(reserve=MIB)
@@ -157,6 +241,33 @@ def test_a_graph_is_not_released_inside_its_own_replay() -> None:
     graphs.clear()
     capture.graph.replay(main)
     capture.graph.release()
+
+
+@pytest.mark.parametrize("strategy", BLOCKS)
+@pytest.mark.parametrize("then", ["end", "another break"])
+def test_a_capture_does_not_go_on_after_a_break_that_failed(strategy: str, then: str) -> None:
+    """What follows would run now and be in no graph. The error names what the break raised; nothing is kept."""
+    device, ws = scene(strategy, reserve=MIB)
+    main = ws.stream("main")
+
+    def between() -> None:
+        raise KeyError("weights")
+
+    for _ in range(2):
+        with pytest.raises(CaptureError, match=r"break that failed: KeyError\('weights'\)") as caught:
+            with ws.on(main), ws.capture() as capture:
+                with ws.lease(BYTES, N=4096) as lease:
+                    device.launch("segment 1", writes=[lease.x])
+                with suppress(KeyError):
+                    capture.eager_break(between)
+                if then != "end":
+                    capture.eager_break(lambda: None)
+        assert isinstance(caught.value.__cause__, KeyError)
+    assert not ws.timeline.captures and not ws.timeline.state.held and ws.snapshot().footprints == {}
+    with ws.on(main), ws.capture() as capture, ws.lease(BYTES, N=4096) as lease:
+        device.launch("again", writes=[lease.x])
+    capture.graph.replay(main)
+    assert device.verdict() == "SAFE"
 
 
 @pytest.mark.parametrize("strategy", BLOCKS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -256,6 +257,64 @@ def test_a_finaliser_leaves_the_wait_until_the_capture_has_ended(strategy: str) 
         with ws.lease(BYTES, N=64) as after:
             device.launch("after", writes=[whole(after.x)])
     assert lease.released and device.verdict() == "SAFE" and not ws.timeline.deferred
+
+
+@pytest.mark.parametrize("strategy", BLOCKS)
+def test_the_wait_that_a_finaliser_leaves_is_the_last_use(strategy: str) -> None:
+    """It comes later than the release; what is ordered after that only may not have the bytes."""
+    device, ws = scene(strategy)
+    one, two = ws.stream("one"), ws.stream("two")
+    with ws.on(one):
+        lease = ws.acquire(BYTES, N=SLAB)
+        reduced(ws, device, lease)
+        with ws.timeline.lock:
+            lease.release()
+        with ws.fork(two) as branch, branch(two), ws.lease(BYTES, N=SLAB) as after:
+            device.launch("after", writes=[after.x])
+    assert device.verdict() == "SAFE"
+
+
+class Failing:
+    """A collective whose first waits fail."""
+
+    def __init__(self, times: int) -> None:
+        self.left = times
+
+    def wait(self) -> None:
+        self.left -= 1
+        if self.left >= 0:
+            raise RuntimeError("a rank is gone")
+
+
+@pytest.mark.parametrize("strategy", BLOCKS)
+@pytest.mark.parametrize("captured", [True, False])
+@pytest.mark.parametrize("times", [0, 1, 3])
+def test_a_late_wait_that_fails_keeps_its_bytes_alone(strategy: str, captured: bool, times: int) -> None:
+    """It is said once and tried again at each acquire; what another finaliser has left is done all the same."""
+    _, ws = scene(strategy)
+    ws.declare(BYTES, N=SLAB, lane="main")
+    ws.reserve()
+    works, raised = [Failing(times), Failing(0)], list[str]()
+    with ws.on(ws.stream("one")):
+        leases = [ws.acquire(BYTES, N=64) for _ in works]
+        for lease, work in zip(leases, works, strict=True):
+            lease.until(work)
+        with ws.capture() if captured else nullcontext():
+            with ws.timeline.lock:
+                for lease in leases:
+                    lease.release()
+        held = []
+        for _ in range(3):
+            try:
+                with ws.lease(BYTES, N=16):
+                    pass
+            except RuntimeError as error:
+                raised.append(str(error))
+            held.append(ws.snapshot().allocated)
+    assert raised == ["a rank is gone"] * (times > 0)
+    assert works[1].left == -1 and held[-1] == (256 if works[0].left >= 0 else 0)
+    assert works[0].left == -1 or times == 3
+    assert bool(ws.timeline.deferred) is ws.timeline.busy is (held[-1] > 0)
 
 
 def whole(tensor: Any) -> Any:

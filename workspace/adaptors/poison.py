@@ -18,8 +18,8 @@ INTEGER, FLOAT = 0xCB, 0xFF
 class Poison(Adaptor):
     """Fills a lease at acquire (floats NaN, the rest 0xCB) and its block at release (0xCB).
 
-    The release fill goes to the acquirer's stream after every declared use: a use that was not declared then
-    reads, or is overwritten by, the pattern.
+    The release fill goes to the acquirer's stream, in a capture to the current one, after every declared use: a use that
+    was not declared then reads, or is overwritten by, the pattern.
     """
 
     def __init__(self, inner: WorkspaceProvider, timeline: Timeline) -> None:
@@ -43,24 +43,34 @@ class Poison(Adaptor):
 
     def give_back(self, block: Block | None, stream: Stream) -> None:
         try:
-            if block is not None and block.nbytes and self._may_fill(stream) and self.timeline.fenceable(block, stream):
-                self.timeline.fence(block, stream)
-                block.uses[stream.id] = stream.clock.epoch  # that of the fill
-                request = block.request
-                lead = request.lead if request is not None else 0
-                self._fill(block.address + lead, block.nbytes - 2 * lead, False, stream)
+            if block is not None and block.nbytes:
+                filling = self._stream_of_fill(stream)
+                if filling is not None and self.timeline.fenceable(block, filling):
+                    self._fill_released(block, filling)
         finally:
             self.inner.give_back(block, stream)
 
-    def _may_fill(self, stream: Stream) -> bool:
-        """Whether a fill at release lands where the lease was.
+    def _fill_released(self, block: Block, stream: Stream) -> None:
+        self.timeline.fence(block, stream)
+        block.uses[stream.id] = stream.clock.epoch  # that of the fill
+        request = block.request
+        lead = request.lead if request is not None else 0
+        self._fill(block.address + lead, block.nbytes - 2 * lead, False, stream)
 
-        A stream that began to capture since would take it into its graph and repeat it at each replay; one between two
-        segments would do it at once, to bytes that are the graph's; a raw stream may be gone.
+    def _stream_of_fill(self, stream: Stream) -> Stream | None:
+        """Where a fill at release lands where the lease was: the acquirer's stream, in a capture the current one.
+
+        A branch of a capture may have been joined since the acquire: work on it now would be left unjoined. None where
+        there is no such stream: one that began to capture since would take the fill into its graph and repeat it at
+        each replay; one between two segments would do it at once, to bytes that are the graph's; a raw stream may be
+        gone.
         """
-        if stream.exact and not stream.communication and stream.capture is None:
-            return False
-        return (stream.capture is not None) == bool(self.timeline.call(self.timeline.driver.capture_of, stream.key))
+        timeline = self.timeline
+        if stream.capture is not None:
+            return timeline.current() if timeline.takes_part(timeline.current_key(), stream.capture) else None
+        if stream.exact and not stream.communication:
+            return None
+        return None if timeline.call(timeline.driver.capture_of, stream.key) else stream
 
     def fresh(self, request: Request, position: int, stream: Stream) -> Any:
         tensor = self.inner.fresh(request, position, stream)
