@@ -374,7 +374,10 @@ class Workspace:
         return self.timeline.named(name, communication)
 
     def on(self, stream: object) -> Branch:
-        """Make a stream current for a ``with`` block. Orders nothing: use `fork` or an event for that."""
+        """Make a stream current for a ``with`` block. Orders nothing: use `fork` or an event for that.
+
+        What it returns remembers the stream to go back to: it may be entered again, by one thread at a time.
+        """
         return Branch(self.timeline, self.timeline.of(stream).key)
 
     def fork(self, *streams: Stream) -> Fork:
