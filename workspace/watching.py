@@ -85,8 +85,8 @@ def use(device: object) -> None:
         one.unknown(
             f"a workspace of its own {COVERED}"
             if own
-            else "a workspace of another device was used on its streams (an edge, a current stream, a capture, a replay "
-            f"or an upload), which this one does not see: {REMEDY}"
+            else "a workspace of another device was used on its streams (an edge, a current stream, a capture, a "
+            f"replay or an upload), which this one does not see: {REMEDY}"
         )
 
 

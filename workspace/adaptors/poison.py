@@ -18,8 +18,8 @@ INTEGER, FLOAT = 0xCB, 0xFF
 class Poison(Adaptor):
     """Fills a lease at acquire (floats NaN, the rest 0xCB) and its block at release (0xCB).
 
-    The release fill goes to the acquirer's stream, in a capture to the current one, after every declared use: a use that
-    was not declared then reads, or is overwritten by, the pattern.
+    The release fill goes to the acquirer's stream, in a capture to the current one, after every declared use: a use
+    that was not declared then reads, or is overwritten by, the pattern.
     """
 
     def __init__(self, inner: WorkspaceProvider, timeline: Timeline) -> None:
