@@ -11,6 +11,7 @@
 #include <torch/headeronly/util/Exception.h>
 
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "table.h"
@@ -80,6 +81,11 @@ void take(const dsv4::Op& op, StableIValue* stack) {
       default:
         call.number[numbers++].integer = to<int64_t>(stack[i]);
     }
+  }
+  // To make that device current would leave an error for whatever is launched next.
+  if (call.tensor[0].device < 0) {
+    throw dsv4::Refused(std::string("the first tensor of ") + op.name + " is on another device than others",
+                        "pass tensors of one device");
   }
   void* stream = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(call.tensor[0].device, &stream));

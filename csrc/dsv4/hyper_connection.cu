@@ -1,12 +1,13 @@
 // Hyper-connections between two blocks: the streams mixed with a block's output, and what the next block reads of them.
 //
-// At hidden size 4096 on sm_90 that is one launch (hyper_connection_{resident,cluster}.cu). Elsewhere it is two, of which
-// here: floor at hidden size H: residual and y read, mixed streams and layer_in written: 20 H bytes a token. The 24
-// mixing weights of a token need all of its streams. The first kernel mixes and multiplies: a block takes 256 columns
-// of all four streams of some tokens, its part of fn in shared memory as two bf16 terms (16 bits of mantissa), the
-// streams it has just rounded to bf16 as the other operand, exactly. Partial sums go to the rows that layer_in will
-// have. The second adds them up, makes the weights, and reads the mixed streams again, from the L2 cache while they
-// fit: 8 H bytes more. The head is the same with four sums, and its norm that of the sum before it is rounded.
+// At hidden size 4096 on sm_90 one launch does all (hyper_connection_{resident,cluster}.cu; with more than 2,048
+// tokens a cluster, one for each part of them). Elsewhere it is two, of which here: floor at hidden size H: residual
+// and y read, mixed streams and layer_in written: 20 H bytes a token. The 24 mixing weights of a token need all of its
+// streams. The first kernel mixes and multiplies: a block takes 256 columns of all four streams of some tokens, its
+// part of fn in shared memory as two bf16 terms (16 bits of mantissa), the streams it has just rounded to bf16 as the
+// other operand, exactly. Partial sums go to the rows that layer_in will have. The second adds them up, makes the
+// weights, and reads the mixed streams again, from the L2 cache while they fit: 8 H bytes more. The head is the same
+// with four sums, and its norm that of the sum before it is rounded.
 #include "hyper_connection.cuh"
 #include "launch.cuh"
 #include "ops.h"

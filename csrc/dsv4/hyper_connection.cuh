@@ -43,8 +43,8 @@ struct CollapseArguments {
   bool weight_is_bf16;
 };
 
-// One launch for both where the device has clusters of sixteen blocks and the hidden size is 4096; false elsewhere. The
-// first is for all but few tokens and the head: streams stay in shared memory.
+// One launch for both, mixing and collapsing, where the device has clusters of sixteen blocks and the hidden size is
+// 4096; false elsewhere. The first is for all but few tokens and the head: streams stay in shared memory.
 bool launch_resident(const Call& call, const MixArguments& mix, const CollapseArguments& collapse, Hyper hyper);
 bool launch_in_clusters(const Call& call, const MixArguments& mix, const CollapseArguments& collapse, Hyper hyper);
 

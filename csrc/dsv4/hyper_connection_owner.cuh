@@ -130,6 +130,7 @@ struct Weighing {
     float w[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) w[j] = __shfl_sync(kWholeWarp, gate, j) + c.hc_eps;
+    // Of the streams' products, so that a sum smaller than the streams by a factor of f comes with f * f units in 2^22.
     const float square = fmaxf(products.square_of_sum(w), 0.0f);
     return {{w[0], w[1], w[2], w[3]}, rsqrtf(square / kHidden + c.eps), mix, gate};
   }

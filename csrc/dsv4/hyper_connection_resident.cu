@@ -2,9 +2,9 @@
 // fewer than sixteen tokens and the head: there the latency of a tile counts, here what moves meanwhile.
 //
 // A cluster of sixteen blocks takes tiles of eight tokens; a block has 256 columns of all their streams. They stay in
-// its shared memory from their copying until they are collapsed: nothing is read twice. Nine tiles are there at a time:
-// four on their way, the others mixed or with values that travel. Warps do one thing each, and wait for nothing but
-// what they need next:
+// its shared memory from their copying until they are collapsed: nothing is read twice. Nine tiles are there at a
+// time: four on their way (where no block's output is mixed in, all), the others mixed or with values that travel.
+// Warps do one thing each, and wait for nothing but what they need next:
 //
 //   copies     a thread has tiles copied in when there is a place, and out when they are mixed;
 //   mixing     eight warps, two tokens and half of the columns each, by tensor cores;
@@ -14,8 +14,9 @@
 //   answers    a warp sends back its weights and its norm's factor;
 //   rows       eight warps, a token each, collapse the streams when the answer is there.
 //
-// Floor at hidden size 4096: 80 KB a token, of DRAM and of the L2 cache alike. With many tokens that is what bounds it;
-// fewer pay for fn, which every cluster reads, and for the last tile's way through all of the above.
+// Floor at hidden size 4096: 80 KB a token, 40 KB without mixing, of DRAM and of the L2 cache alike. With many tokens
+// that is what bounds it; fewer pay for fn, which every cluster reads, and for the last tile's way through all of the
+// above.
 #include "hyper_connection_launch.cuh"
 #include "hyper_connection_resident_answers.cuh"
 #include "hyper_connection_resident_copies.cuh"

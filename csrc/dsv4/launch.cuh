@@ -2,8 +2,8 @@
 //
 // On devices that can (sm_90 and newer) every kernel is launched with programmatic stream serialization: its blocks may
 // be resident while its predecessor still runs. So every thread, on every path, calls `after_predecessor` before it
-// touches memory: it lets the next kernel do the same, then waits until the predecessor is over and its writes are
-// visible.
+// touches memory of the device: it lets the next kernel do the same, then waits until the predecessor is over and its
+// writes are visible. Barriers in shared memory may be made between the two.
 //
 // A kernel of a wave or less does better to wait first, and to let the next one's blocks come once its own reads are
 // under way: then one grid waits at a time. Where several pile up, the later ones' blocks go where others end first,
