@@ -159,6 +159,11 @@ class Pool:
             self._empty_shelves(_large(self._held()))
             self.large_shelved = False
 
+    def crowd(self) -> None:
+        """More was declared than fits side by side: the pool is roomy no longer."""
+        if self.roomy:
+            self.roomy, self.large_shelved = False, True  # they may be: till now it made no difference
+
     def _held(self) -> int:
         return sum(slab.nbytes for slab in self.slabs)
 

@@ -544,6 +544,18 @@ class Workspace:
         if self.locked:
             self._refuse_larger(self._reservation.with_one(request, lane=lane, phase=phase, count=count), request)
         self._reservation.add(request, lane=lane, phase=phase, count=count)
+        if self.locked:
+            self._place_by_declared()
+
+    def _place_by_declared(self) -> None:
+        """Declared after `lock`, it fits into what is held: from now on a pool is cut so that it still does."""
+        pool = getattr(self.strategy_object, "pool", None)
+        if pool is None:
+            return
+        with self.timeline.lock:
+            self.provider.reserve(0, self._reservation.requests)
+            if sum(self.provider.held().slabs) < self._reservation.side_by_side(**self._multiples):
+                pool.crowd()
 
     def _refuse_larger(self, declared: Reservation, request: Request) -> None:
         """Of a pool that is locked: the bytes would not be there when the lease comes."""

@@ -6,14 +6,17 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+import torch
 
 from tests.workspace.bookkeeping import check_books
 from tests.workspace.scene import BYTES, MIB, OTHER, scene
-from workspace import Workspace
+from workspace import Layout, Workspace, spec
 from workspace.errors import CapacityError
 from workspace.pool import Pool
 from workspace.simulated import Device
 from workspace.strategies.pooled import Pooled
+
+WARM = Layout("warm-up", w=spec("N", dtype=torch.uint8))
 
 
 def smaller_dims(device: Device, ws: Workspace) -> None:
@@ -67,9 +70,10 @@ def test_cut_behind_what_waits_on_shelves_it_would_not(
 
 
 @pytest.mark.parametrize("strategy", ["event_fenced", "per_stream"])
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_small_step_keeps_no_place_from_the_largest(
-    strategy: str, whole: bool, monkeypatch: pytest.MonkeyPatch
+    strategy: str, late: bool, whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where all that was declared lies side by side, each layout's first block is as large as it was declared.
 
@@ -78,10 +82,17 @@ def test_a_small_step_keeps_no_place_from_the_largest(
     if not whole:
         monkeypatch.setattr(Pooled, "_whole", lambda *_: None)
     device, ws = scene(strategy, steady=True)
-    for layout in (BYTES, OTHER):
+    if late:  # a step that nobody has declared leaves as much as both need
+        with ws.lease(WARM, N=8 * MIB) as warm:
+            warm.use(ws.stream("aux"))  # else its block would wait on a shelf
+        ws.synchronize()
+    for layout in (BYTES, OTHER)[late:]:
         ws.declare(layout, N=4 * MIB)
     ws.reserve()
     ws.lock()
+    if late:
+        ws.declare(BYTES, N=4 * MIB)
+    assert ws.snapshot().reserved == 8 * MIB
     with ws.lease(BYTES, N=MIB) as small, ws.lease(OTHER, N=4 * MIB) as large:
         device.launch("small", writes=[small.x, large.y])
         assert ws.snapshot().allocated == 5 * MIB
@@ -93,6 +104,25 @@ def test_a_small_step_keeps_no_place_from_the_largest(
         device.launch("largest", writes=[large.y, largest.x])
     check_books(ws)
     assert device.verdict() == "SAFE"
+
+
+@pytest.mark.parametrize("strategy", ["event_fenced", "per_stream"])
+def test_another_phase_may_be_declared_after_the_lock(strategy: str) -> None:
+    """What waits on shelves then is taken back for it: together they no longer fit."""
+    device, ws = scene(strategy, steady=True)
+    ws.declare(OTHER, N=9 * MIB, phase="a")
+    ws.reserve()
+    ws.lock()
+    for _ in range(2):
+        with ws.lease(OTHER, N=9 * MIB) as other:
+            device.launch("other", writes=[other.y])
+        ws.declare(BYTES, N=10 * MIB, phase="b")
+        for nbytes in (4 * MIB, 10 * MIB):
+            with ws.lease(BYTES, N=nbytes) as one:
+                device.launch("one", writes=[one.x])
+    assert not ws.provider.pool.roomy  # type: ignore[attr-defined]
+    check_books(ws)
+    assert device.verdict() == "SAFE" and ws.snapshot().reserved == 10 * MIB
 
 
 @pytest.mark.parametrize("strategy", ["event_fenced", "per_stream"])
