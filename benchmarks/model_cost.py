@@ -58,21 +58,21 @@ class Cost:
 
 def figures() -> list[Figure]:
     """All figures of this benchmark."""
-    whole = _apart(prefill_cost, MIXED, PREFILL, THREADS, time.perf_counter)
+    whole = apart(prefill_cost, MIXED, PREFILL, THREADS, time.perf_counter)
     found = [
         Figure(f"four layers: prefill of {PREFILL:,} tokens on {THREADS} threads", whole.seconds, "s", 20.0),
         Figure("four layers: resident", whole.resident / MIB, "MiB"),
         Figure("four layers: on lease", whole.leased / MIB, "MiB"),
     ]
     for name, ratio in (("SWA", 0), ("C128", 128)):
-        costs = [_apart(prefill_cost, of_ratio(ratio), tokens) for tokens in TOKENS]
+        costs = [apart(prefill_cost, of_ratio(ratio), tokens) for tokens in TOKENS]
         found += _exponents(f"{name}: %s, exponent in tokens", TOKENS, costs, EXPONENT)
     return found + _of_c4()
 
 
 def _of_c4() -> list[Figure]:
     costs = {
-        (tokens, top_k): _apart(prefill_cost, attrs.evolve(of_ratio(4), index_topk=top_k), tokens)
+        (tokens, top_k): apart(prefill_cost, attrs.evolve(of_ratio(4), index_topk=top_k), tokens)
         for tokens in TOKENS
         for top_k in TOP_K
     }
@@ -98,7 +98,7 @@ def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
     return linear_regression(*logs).slope
 
 
-def _apart(call: Callable[..., Cost], *args: Any) -> Cost:
+def apart(call: Callable[..., Cost], *args: Any) -> Cost:
     """A call in a process of its own, whose peak of memory is that call's."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(call, args)

@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 
-from benchmarks.model_cost import exponent, prefill_cost
+from benchmarks.model_cost import apart, exponent, prefill_cost
 from dsv4.model.presets import of_ratio
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    """What a benchmark sets for its own process."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
@@ -28,7 +17,6 @@ def test_an_exponent_is_the_power_that_values_follow(power: float) -> None:
 
 def test_costs_are_of_the_prefill() -> None:
     """Scratch follows the tokens; time and memory are seen."""
-    with torch.no_grad():
-        small, large = (prefill_cost(of_ratio(0), tokens) for tokens in (256, 512))
+    small, large = (apart(prefill_cost, of_ratio(0), tokens) for tokens in (256, 512))
     assert large.leased == 2 * small.leased > 0
     assert small.seconds > 0 and large.resident > 0

@@ -49,6 +49,7 @@ def test_a_record_is_as_it_must_be_only_with_all_bits_and_no_race() -> None:
     assert as_it_must_be(record(later)) and not as_it_must_be(record(later, equal=9))
 
 
+@pytest.mark.timeout(900)
 def test_a_part_runs_and_the_control_is_caught() -> None:
     """Real runs of two parts in this process."""
     safe = proof.run(Part(Cell("event_fenced", "narrow", 2, True), 0, 2))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from tests.dsv4.parallel.spawned import port
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,15 +21,13 @@ pytestmark = [
 
 def wrong_sums(how: str) -> int:
     """How many numbers rank 1 was left with that are not the sum."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
     command = [sys.executable, "-m", "tests.cuda.collective"]
-    ranks = [
-        subprocess.Popen([*command, str(rank), port, how], cwd=ROOT, stdout=-1, stderr=-1, text=True)
-        for rank in range(2)
-    ]
-    outputs = [one.communicate(timeout=120) for one in ranks]
+    with port() as place:
+        ranks = [
+            subprocess.Popen([*command, str(rank), str(place), how], cwd=ROOT, stdout=-1, stderr=-1, text=True)
+            for rank in range(2)
+        ]
+        outputs = [one.communicate(timeout=120) for one in ranks]
     assert not any(one.returncode for one in ranks), [errors[-2000:] for _, errors in outputs]
     return int(outputs[1][0].split()[-1])
 

@@ -105,6 +105,7 @@ def test_the_whole_workload_refuses_what_it_has_not(tmp_path: Path) -> None:
         assert done.exit_code != 0 and says in done.output
 
 
+@pytest.mark.timeout(900)  # the longest of all: with other work on the cores it took half of the usual limit
 def test_the_sweep_replays_and_computes_it(tmp_path: Path) -> None:
     """Safe strategies are judged so, with the bits of caching; two micro-batches show what `unfenced` lacks."""
     modes = [word for mode in MODES for word in ("--mode", mode)]

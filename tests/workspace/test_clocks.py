@@ -249,7 +249,7 @@ def test_a_changed_clock_is_caught(mutant: type[Framework]) -> None:
     """Each small change of the clocks, or of the order they are called in, breaks a law on some program."""
     machine = type("Mutated", (ClocksMachine,), {"framework": mutant})
     with pytest.raises(AssertionError):
-        run_state_machine_as_test(machine, settings=settings(SEARCH, max_examples=400, phases=[Phase.generate]))
+        run_state_machine_as_test(machine, settings=settings(SEARCH, max_examples=4000, phases=[Phase.generate]))
 
 
 def test_ids_are_never_reused() -> None:
