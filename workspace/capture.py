@@ -13,6 +13,7 @@ from workspace.pins import Pins
 from workspace.streams import Stream
 
 if TYPE_CHECKING:
+    from workspace.clocks import Seen
     from workspace.driver import Graph as DriverGraph
     from workspace.graph import Graph
     from workspace.holding import Footprint
@@ -61,6 +62,7 @@ class Capture:
         self.memory: list[Any] = []
         self.adopted: Graph | None = None
         self._streams: dict[int, Stream] = {}
+        self._over: Seen | None = None  # what the segments before have done
 
     # -- streams ---------------------------------------------------------------------------------------------
     def stream(self, stream: Stream) -> Stream:
@@ -68,6 +70,8 @@ class Capture:
         found = self._streams.get(stream.key)
         if found is None:
             found = self._streams[stream.key] = self.timeline.captured_self(stream, self)
+            if self._over is not None:
+                self.timeline.clocks.wait(found.id, self._over)
         return found
 
     def streams(self) -> list[Stream]:
@@ -77,7 +81,7 @@ class Capture:
     def segment_ended(self) -> None:
         """Segments run one after the other on one stream: each comes after the whole of the one before."""
         self.segment += 1
-        self.timeline.clocks.barrier(stream.id for stream in self._streams.values())
+        self._over = self.timeline.clocks.barrier(stream.id for stream in self._streams.values())
         for stream in self._streams.values():
             stream.last = None
 

@@ -74,23 +74,27 @@ class GraphCapture(OfProcess):
                 f"eager_break on another stream than {capture.origin!r}, where the capture began",
                 "join the branches first, and call it on the capture's own stream",
             )
-        self._end_segment(capture)
-        held = Footprint(capture.origin, timeline.state.held)
-        with timeline.lock:
-            capture.enter_eager(capture.origin, self.graph)
-        timeline.state.held[held] = None
         try:
-            try:
-                fn()
-            finally:
-                del timeline.state.held[held]
-                with timeline.lock:
-                    capture.leave_eager(held)
+            self._end_segment(capture)
+            self._run_eagerly(fn, capture)
             self._segments.append(fn)
             self._begin(capture)
         except BaseException as error:
             self._broken = error  # nothing captures: what follows runs eagerly, and is in no graph
             raise
+
+    def _run_eagerly(self, fn: Callable[[], object], capture: Capture) -> None:
+        timeline = self._timeline
+        held = Footprint(capture.origin, timeline.state.held)
+        with timeline.lock:
+            capture.enter_eager(capture.origin, self.graph)
+        timeline.state.held[held] = None
+        try:
+            fn()
+        finally:
+            del timeline.state.held[held]
+            with timeline.lock:
+                capture.leave_eager(held)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -162,7 +166,7 @@ class GraphCapture(OfProcess):
 
     def _abort(self, capture: Capture) -> None:
         timeline = self._timeline
-        self._capture = None
+        self._capture = self._broken = None
         with timeline.lock:
             try:
                 if capture.identity and timeline.call(timeline.driver.capture_of, capture.origin.key):

@@ -127,14 +127,18 @@ class Clocks:
         """Whether work enqueued now on `stream` comes after the use ``(used, epoch)``."""
         return used == stream or self.of[stream].seen.get(used, 0) >= epoch or self.host.get(used, 0) >= epoch
 
-    def barrier(self, streams: Iterable[int]) -> None:
-        """Everything so far on each of the streams precedes later work on all of them (a graph segment's end)."""
+    def barrier(self, streams: Iterable[int]) -> Seen:
+        """Everything so far on each of the streams precedes later work on all of them (a graph segment's end).
+
+        Returns what is covered: it precedes streams that come later, too.
+        """
         streams = tuple(streams)
         covered = new_seen()
         for stream in streams:
             merge(covered, self.record(stream))
         for stream in streams:
             self.wait(stream, covered)
+        return covered
 
 
 def merge(into: Seen, other: Seen) -> None:

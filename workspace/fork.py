@@ -20,7 +20,8 @@ class Fork(OfProcess):
 
     Entering makes every branch stream wait for the parent, and declares the branches for each lease the thread holds.
     Leaving makes the parent wait for every branch, also when one raised, and stamps the branches' uses there; leases
-    acquired in a branch, by whatever thread, and still held get the parent declared.
+    acquired in a branch, by whatever thread, and still held get the parent declared. ``branch(stream)`` is called in
+    the thread, and the micro-batch, that leases inside.
 
     Examples
     --------
@@ -114,15 +115,32 @@ class Fork(OfProcess):
         return Branch(self._timeline, stream.key)
 
     def _visit(self, held: Held) -> None:
-        """A branch of another thread or micro-batch: what is acquired there from now on is acquired inside."""
-        if held is not self._held:
-            with self._timeline.lock:
-                if self not in held:
-                    held[self] = None
-                    self._elsewhere = [*(self._elsewhere or ()), held]
+        """A branch of another thread or micro-batch: what is acquired there from now on is acquired inside.
+
+        Inside of the forks around this one, too.
+        """
+        if held is self._held:
+            return
+        with self._timeline.lock:
+            if self._parent is None:
+                raise ForkError("a branch is entered while its fork is left", "leave the fork after its branches")
+            if self not in held:
+                for outer in self._held.open_forks():
+                    if outer is self:
+                        break
+                    outer._visit(held)
+                held[self] = None
+                self._elsewhere = [*(self._elsewhere or ()), held]
+
+    def has(self, stream: Stream) -> bool:
+        """Whether the stream is one of its branches."""
+        return stream in self._branches
 
     def _everywhere(self) -> list[Held]:
         return [self._held, *(self._elsewhere or ())]
+
+    def _inside(self) -> list[Holding]:
+        return [lease for held in self._everywhere() for lease in held.acquired_inside(self)]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -134,11 +152,11 @@ class Fork(OfProcess):
         if parent.capture is not None and not parent.capture.open:
             self._outlived_capture(parent.capture, error)
             return
-        inside = [lease for held in self._everywhere() for lease in held.acquired_inside(self)]
-        foreign = self._still_held(inside) if self._foreign else ()
-        unjoined = list(self._branches)
+        inside, unjoined = self._inside(), list(self._branches)
         try:
             with timeline.lock:
+                inside = self._inside()  # now that nobody is in the middle of `_visit`
+                foreign = self._still_held(inside) if self._foreign else ()
                 for stream in self._branches:
                     try:
                         self._join(stream, parent, foreign)
@@ -160,16 +178,23 @@ class Fork(OfProcess):
         Until now it was among what the thread holds, so that a release anywhere counted its branches. A branch that was
         not joined stays declared: the release of a lease around the fork stamps it, and the next acquire waits for it.
         """
+        try:
+            with self._timeline.lock:
+                if unjoined:
+                    for lease in self._held.holdings():
+                        if lease not in inside:
+                            for stream in unjoined:
+                                lease.declare(stream)
+                # Leases acquired inside and still held may be used by the parent from now on.
+                for lease in inside:
+                    if lease.stream is not parent:
+                        lease.declare(parent)
+        finally:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Be among what nobody holds, and nobody is inside of."""
         with self._timeline.lock:
-            if unjoined:
-                for lease in self._held.holdings():
-                    if lease not in inside:
-                        for stream in unjoined:
-                            lease.declare(stream)
-            # Leases acquired inside and still held may be used by the parent from now on.
-            for lease in inside:
-                if lease.stream is not parent:
-                    lease.declare(parent)
             for held in self._everywhere():
                 held.pop(self, None)
         for lease in self._flagged:
@@ -180,11 +205,7 @@ class Fork(OfProcess):
 
         Raises `CaptureError`, or adds it to the error of the body.
         """
-        with self._timeline.lock:
-            for held in self._everywhere():
-                held.pop(self, None)
-        for lease in self._flagged:
-            lease.unforked()
+        self._forget()
         late = CaptureError(
             f"a fork inside {capture.name} is left after the capture has ended",
             "end the capture after the forks inside it: `with ws.capture(): with ws.fork(...)`",

@@ -31,6 +31,10 @@ class Held(dict["Holding | Fork", None]):
         """The leases, without the forks."""
         return [one for one in list(self) if isinstance(one, Holding)]
 
+    def open_forks(self) -> list[Fork]:
+        """The forks, without the leases; also those of other threads that a branch is in."""
+        return [one for one in list(self) if not isinstance(one, Holding)]
+
     def forks_around(self, holding: Holding) -> list[Fork]:
         """Open forks that declare their branches for a holding: those that began while it was held."""
         return [one for one in self._behind(holding) if not isinstance(one, Holding)]

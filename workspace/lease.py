@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -327,11 +328,13 @@ class Lease(Pinnable):
 
     def declare(self, stream: Stream) -> None:
         self._fill()
-        super().declare(stream)
+        if self._state == FULL:  # else another thread has released it meanwhile
+            super().declare(stream)
 
     def joined(self, stream: Stream, epoch: int) -> None:
         self._fill()
-        super().joined(stream, epoch)
+        if self._state == FULL:
+            super().joined(stream, epoch)
 
     def pin(self) -> None:
         self._fill()
@@ -340,12 +343,15 @@ class Lease(Pinnable):
     def _fill(self) -> None:
         """Leave the plain state of a lease that one stream keeps to itself, which sets none of these."""
         if self._state in (PLAIN, FORKED):
-            self._tensors = self._lent()
-            self.uses = self.replays = self.events = self._works = None
-            self.pins = 0
-            self._provider = self.workspace.provider
-            self._rest = IDLE
-            self._state = FULL
+            block, lent, provider = self._block, self._lent(), self.workspace.provider
+            # Its release takes no lock. From here on nothing is called, so that no other thread releases it in between.
+            if self._state in (PLAIN, FORKED) and self._block is block:
+                self._tensors = lent
+                self.uses = self.replays = self.events = self._works = None
+                self.pins = 0
+                self._provider = provider
+                self._rest = IDLE
+                self._state = FULL
 
     def _lent(self) -> list[Any] | None:
         return self._block.lent  # type: ignore[union-attr]
@@ -462,43 +468,58 @@ class Lease(Pinnable):
         return uses
 
     def _settle(self, uses: Uses, works: list[Any] | None) -> None:
-        failed: BaseException | None = None
-        if works is not None:
-            try:
-                if self._captured_since():
-                    self._await_later(works, told=False)  # a wait now would break the capture
-                else:
-                    self.workspace.await_works(self, works)
-                    uses[self.stream.id] = self.stream.clock.epoch  # that of the wait, and not of the release before
-            except BaseException as error:
-                failed = error
-                self._await_later(self._works or works, told=True)
+        failed = self._settle_works(uses, works) if works is not None else None
+        capture = self.stream.capture
         self._state = PINNED if self.pins else self._rest
         if self.pins:
             self.replayed(uses, self.request.timeline)
+        elif self._block is not None and capture is not None and not capture.open:
+            self._provider.abandon(self._block)  # the bytes are the graph's
         else:
             self._give_back(self.last_uses(uses))
         if failed is not None:
             raise failed
 
-    def _await_later(self, works: list[Any], told: bool) -> None:
-        """Keep the bytes of a lease that a finaliser has released until its collectives have been waited for."""
-        self._works = None
-        self.pin()
-        self.request.timeline.deferred.append(lambda: self._wait_late(works, told))
+    def _settle_works(self, uses: Uses, works: list[Any]) -> BaseException | None:
+        """Wait for the collectives of a lease that a finaliser has released; what cannot be waited for pins it."""
+        timeline, capture = self.request.timeline, self.stream.capture
+        self._works = works
+        try:
+            if self._captured_since():
+                self.pin()
+                timeline.deferred.append(self._wait_late)  # a wait now would break the capture
+            else:
+                self.workspace.await_works(self, works)
+                self._works = None
+                uses[self.stream.id] = self.stream.clock.epoch  # that of the wait, and not of the release before
+        except BaseException as error:
+            if capture is None:
+                self.pin()
+                timeline.unwaited.append(self)
+            elif capture.open:
+                self.pin()  # for as long as the graph has the bytes
+            return error
+        return None
 
-    def _wait_late(self, works: list[Any], told: bool) -> None:
-        """Wait for them at a later acquire. Nobody releases again what fails: its error is raised once, here."""
+    def _wait_late(self) -> None:
+        """Wait for them after all: after the capture that forbade it, or again."""
         timeline = self.request.timeline
         try:
-            self.workspace.await_works(self, works)
-        except BaseException as error:
-            left, self._works = self._works or works, None
-            timeline.deferred.append(lambda: self._wait_late(left, True))
-            if told and isinstance(error, Exception):
-                return
+            self.workspace.await_works(self, self._works or [])
+        except BaseException:
+            timeline.unwaited.append(self)
             raise
         self.replayed({self.stream.id: self.stream.clock.epoch}, timeline)
+        self._waited()
+
+    def _wait_again(self) -> None:
+        """Try what has failed, and was said to, once more."""
+        with suppress(Exception):
+            self._wait_late()
+
+    def _waited(self) -> None:
+        """Its collectives are over."""
+        self._works = None
         self.unpin()
 
     def _give_back(self, uses: Uses) -> None:

@@ -21,6 +21,7 @@ from workspace.streams import Event, Stream
 if TYPE_CHECKING:
     from workspace.capture import Capture
     from workspace.driver import Graph as DriverGraph
+    from workspace.lease import Lease
     from workspace.pins import Pins
 
 Answer = TypeVar("Answer")
@@ -53,12 +54,15 @@ class Timeline:
         What `finished` holds and cannot be done while a capture is open.
     pins
         What the graphs that exist pin.
+    unwaited
+        Leases that finalisers have released, and that a wait for their collectives has failed for: tried again where
+        bytes are needed, or looked at.
     """
 
     __slots__ = (
         "__weakref__", "_begun", "_by_id", "_named", "_pid", "_spent", "_starting", "_streams", "busy", "captures",
         "clocks", "current_key", "deferred", "driver", "explanations", "fences", "finished", "lock", "opening", "pins",
-        "query_captures", "refusal", "state",
+        "query_captures", "refusal", "state", "unwaited",
     )  # fmt: skip
 
     def __init__(self, driver: Driver) -> None:
@@ -76,6 +80,7 @@ class Timeline:
         self.deferred: list[Callable[[], None]] = []
         self.state = ThreadState()
         self.pins: set[Pins] = set()
+        self.unwaited: list[Lease] = []
         self.fences = 0
         self._begun = 0
         self._starting: set[int] = set()
@@ -206,7 +211,7 @@ class Timeline:
         """
         capture = stream.capture
         if capture is not None and capture.segment and not self.takes_part(stream.key, capture):
-            return stream.clock.epoch - 1
+            return stream.clock.waited - 1  # the last that such an end has closed
         return stream.clock.epoch
 
     def takes_part(self, key: int, capture: Capture) -> bool:
@@ -261,6 +266,13 @@ class Timeline:
                 owner=owner.name, waiter=waiter.name,
             )  # fmt: skip
         return self.record(owner)
+
+    def records(self, owner: Stream) -> bool:
+        """Whether an event recorded on the stream now is of its own side of a capture."""
+        capture = owner.capture
+        if capture is None:
+            return not self.call(self.driver.capture_of, owner.key)
+        return not capture.segment or self.takes_part(owner.key, capture)
 
     def _recordable(self, owner: Stream) -> bool:
         """Whether an event can be recorded for past uses of a stream outside captures: not on one that may be gone."""
@@ -319,7 +331,7 @@ class Timeline:
         events = {}
         for used in uses:
             owner = self._by_id[used]
-            if owner.exact and not (owner.capture is None and self.call(self.driver.capture_of, owner.key)):
+            if owner.exact and self.records(owner):
                 events[used] = self.exact_event(owner)
         return events or None
 
@@ -454,9 +466,19 @@ class Timeline:
             self.drain()
 
     def settle_releases(self) -> None:
-        """Let go of what graphs that are gone have pinned, as far as the driver knows by now."""
+        """Let go of what graphs that are gone have pinned, as far as the driver knows by now.
+
+        And of what `unwaited` leases have, where a wait succeeds.
+        """
         self.driver.poll()
         self.drain()
+        if self.unwaited and not self.captures:
+            waiting, self.unwaited = self.unwaited, []
+            try:
+                while waiting:
+                    waiting.pop(0)._wait_again()
+            finally:
+                self.unwaited += waiting
 
     def drain(self) -> None:
         """Run what finalisers left behind. Called with the lock held, before a placement."""
@@ -469,7 +491,7 @@ class Timeline:
                 _run(step, failed)
         self.refresh()
         if failed:
-            raise failed[0]
+            raise next((error for error in failed if not isinstance(error, Exception)), failed[0])
 
     def after_fork(self) -> None:
         """In a child process: the device context is the parent's, so everything is refused from now on."""

@@ -350,10 +350,10 @@ class Workspace:
     def await_works(self, lease: Lease, works: list[Any]) -> None:
         """Wait, on the acquiring stream, for the collectives a lease was given to: for all, also when one fails.
 
-        What failed is waited for again by the next release; its error is raised, and the lease stays held.
+        What failed is left to the lease, for the next release; its error is raised, and the lease stays held.
         """
         failed: list[tuple[Any, BaseException]] = []
-        with self.on(lease.stream):
+        with Branch(self.timeline, lease.stream.key):  # also of a self in a capture that has ended
             for work in works:
                 try:
                     work.wait()
@@ -498,8 +498,8 @@ class Workspace:
         """The calling thread's slot for a ``with`` block, resolved at each acquire and capture.
 
         A micro-batch is to leases what a thread is: those taken in one belong to it, and a fork in it declares its
-        branches for these only, also when one host thread interleaves several micro-batches. Change the slot outside
-        forks: a lease of another slot acquired inside a branch is not covered by the join.
+        branches for these only, also when one host thread interleaves several micro-batches. A fork's join covers what
+        a branch leases in the slot that ``branch(stream)`` was called in: change the slot before, not inside.
         """
         if micro_batch is not None:
             argument.integer("micro_batch", micro_batch, least=0)
@@ -791,11 +791,24 @@ class Workspace:
         if self.closed:
             return
         self._await_graphs()
+        self._give_up_waiting()
         with self.timeline.lock:
             self.timeline.settle_releases()
             for one in self._everybody():
                 one._check_idle()
             self._end()
+
+    def _give_up_waiting(self) -> None:
+        """Collectives that are gone for good, as no wait for them has succeeded, are over once the device is idle."""
+        timeline = self.timeline
+        providers = {id(one.provider) for one in self._everybody()} if self._root is None else set()
+        if any(id(lease.workspace.provider) in providers for lease in timeline.unwaited):
+            timeline.synchronize()
+            with timeline.lock:
+                over = [lease for lease in timeline.unwaited if id(lease.workspace.provider) in providers]
+                timeline.unwaited[:] = [lease for lease in timeline.unwaited if lease not in over]
+                for lease in over:
+                    lease._waited()
 
     def _await_graphs(self) -> None:
         """Graphs released a moment ago may be under way still, and the driver says late that they are gone."""

@@ -258,6 +258,7 @@ def test_the_innermost_device_watches() -> None:
             lease(its)
             with inner:
                 lease(its)
+                torch.zeros(4).view(2, 2).add_(1).sum().item()
             race(its)
         assert dict(outer.counters) == shown
         with outer:

@@ -187,7 +187,7 @@ def test_a_release_during_a_capture_is_not_captured(ended: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", SAFE)
-@pytest.mark.parametrize("where", ["in its branch", "after the join", "behind a break"])
+@pytest.mark.parametrize("where", ["in its branch", "after the join", "on the branch's stream", "behind a break"])
 def test_a_capture_is_as_valid_with_poison(monkeypatch: pytest.MonkeyPatch, strategy: str, where: str) -> None:
     """A fill on a branch that has been joined would be left unjoined."""
     filled, fill = list[str](), Poison._fill_released
@@ -204,7 +204,8 @@ def test_a_capture_is_as_valid_with_poison(monkeypatch: pytest.MonkeyPatch, stra
             capture.eager_break(lambda: None)
         if not lease.released:
             device.launch("parent", reads=[lease.x])
-            lease.release()
+            with ws.on(aux if where == "on the branch's stream" else main):
+                lease.release()
         with ws.lease(BYTES, N=SLAB) as lease:
             device.launch("next", writes=[lease.x])
     for _ in range(2):

@@ -135,10 +135,11 @@ def edge(device: Device, before: Stream, after: Stream) -> None:
 @pytest.mark.parametrize("strategy", BLOCKS)
 @pytest.mark.parametrize("how", ["declared", "in a branch", "strict"])
 @pytest.mark.parametrize("breaks", [1, 2])
-def test_uses_of_a_segment_are_over_in_the_next(strategy: str, how: str, breaks: int) -> None:
+@pytest.mark.parametrize("recording", ["lazy", "exact"])
+def test_uses_of_a_segment_are_over_in_the_next(strategy: str, how: str, breaks: int, recording: str) -> None:
     """Its stream captures no more, so that an event recorded on it would be one of outside."""
-    device, ws = scene(strategy, reserve=SLAB, strict_streams=how == "strict")
-    main, aux = ws.stream("main"), ws.stream("aux")
+    device, ws = scene(strategy, reserve=SLAB, strict_streams=how == "strict", recording=recording)
+    main, aux, new = (ws.stream(name, communication=recording == "exact") for name in ("main", "aux", "new"))
     with ws.on(main), ws.capture() as capture:
         lease = acquired(ws, how, aux)
         device.launch("segment 1", writes=[lease.x])
@@ -147,6 +148,10 @@ def test_uses_of_a_segment_are_over_in_the_next(strategy: str, how: str, breaks:
         lease.release()
         with ws.lease(BYTES, N=SLAB) as lease:
             device.launch("next", writes=[lease.x])
+        edge(device, main, new)
+        with ws.on(new), ws.lease(BYTES, N=SLAB) as lease:
+            device.launch("by a stream that was in no segment before", writes=[lease.x])
+        edge(device, new, main)
     for stream in (main, aux):
         capture.graph.replay(stream)
     assert device.verdict() == "SAFE" and capture.graph.footprint == SLAB
@@ -268,6 +273,30 @@ def test_a_capture_does_not_go_on_after_a_break_that_failed(strategy: str, then:
         device.launch("again", writes=[lease.x])
     capture.graph.replay(main)
     assert device.verdict() == "SAFE"
+
+
+def test_a_break_that_could_not_begin_has_failed() -> None:
+    """The footprint is another replay's: no segment begins, and what follows is refused by that name."""
+    _, ws = scene(reserve=MIB)
+    main, other = ws.stream("main"), ws.stream("other")
+    replaying: list[bool] = []
+
+    def between() -> None:
+        if not replaying:
+            return
+        with pytest.raises(CaptureError, match="break that failed: FootprintBusy"), ws.on(other), ws.capture() as later:
+            with ws.lease(BYTES, N=4096):
+                pass
+            with suppress(FootprintBusy):
+                later.eager_break(lambda: None)
+
+    with ws.on(main), ws.capture() as capture:
+        with ws.lease(BYTES, N=4096):
+            pass
+        capture.eager_break(between)
+    replaying.append(True)
+    capture.graph.replay(main)
+    assert not ws.timeline.captures
 
 
 @pytest.mark.parametrize("strategy", BLOCKS)

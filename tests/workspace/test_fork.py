@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 
 import pytest
 import torch
@@ -161,9 +161,10 @@ def in_a_slot(ws: Workspace, step: Callable[[], None]) -> None:
 
 @pytest.mark.parametrize("elsewhere", [in_a_thread, in_a_slot])
 @pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("seen", [True, False])
 def test_a_branch_may_run_in_another_thread_or_micro_batch(
-    monkeypatch: pytest.MonkeyPatch, elsewhere: Callable[..., None], captured: bool, seen: bool
+    monkeypatch: pytest.MonkeyPatch, elsewhere: Callable[..., None], captured: bool, nested: bool, seen: bool
 ) -> None:
     """What is acquired there is the fork's, too: the parent reads it after the join. Control: nobody looks there."""
     if not seen:
@@ -172,7 +173,7 @@ def test_a_branch_may_run_in_another_thread_or_micro_batch(
     ws.declare(BYTES, N=SLAB, lane="main" if captured else None)
     ws.reserve()
     ws.lock()
-    main, aux = ws.stream("main"), ws.stream("aux")
+    main, outer, aux = ws.stream("main"), ws.stream("outer"), ws.stream("aux")
     leases, helds = list[Lease](), list[Held]()
 
     @torch.no_grad()
@@ -186,7 +187,11 @@ def test_a_branch_may_run_in_another_thread_or_micro_batch(
         leases.pop(0).release()
 
     with ws.on(main), ws.capture() if captured else nullcontext() as capture:
-        with ws.fork(aux) as branch:
+        with ExitStack() as forks:
+            if nested:  # the outer join declares its parent, too
+                around = forks.enter_context(ws.fork(outer))
+                forks.enter_context(around(outer))
+            branch = forks.enter_context(ws.fork(aux))
             elsewhere(ws, branched)
         (lease,) = leases
         device.launch("parent", reads=[lease.x])
@@ -200,6 +205,46 @@ def test_a_branch_may_run_in_another_thread_or_micro_batch(
         capture.graph.replay(main)
     assert device.verdict() == ("SAFE" if seen else "UNSAFE")
     assert not ws.timeline.state.held and (not helds[0] or not seen)
+
+
+@pytest.mark.parametrize("around", [False, True])
+def test_a_lease_may_be_released_while_its_fork_is_left(monkeypatch: pytest.MonkeyPatch, around: bool) -> None:
+    """By the thread that a branch ran in, which takes no lock for it: there is nothing to declare any more."""
+    device, ws = scene(steady=True)
+    main, aux, two = ws.stream("main"), ws.stream("aux"), ws.stream("two")
+    write(device, ws, "a shelf", SLAB, aux)
+    leases: list[Lease] = []
+    wait = ws.driver.wait
+
+    def joining(event: int, stream: int) -> None:
+        if leases and stream == main.key:
+            leases.pop().release()
+        wait(event, stream)
+
+    monkeypatch.setattr(ws.driver, "wait", joining)
+    with ws.on(main):
+        if around:
+            with ws.on(aux):
+                lease = ws.acquire(BYTES, N=SLAB)
+        with ws.fork(aux, two) as branch:
+            with branch(aux):
+                lease = lease if around else ws.acquire(BYTES, N=SLAB)
+                device.launch("branch", writes=[lease.x])
+            leases.append(lease)
+    assert not leases and not ws.timeline.state.held and ws.snapshot().allocated == 0
+    write(device, ws, "next", SLAB, aux)
+    assert device.verdict() == "SAFE"
+
+
+def test_a_branch_is_not_entered_elsewhere_while_its_fork_is_left() -> None:
+    """It would stay among what that thread holds."""
+    _, ws = scene(micro_batches=2)
+    aux = ws.stream("aux")
+    with ws.fork(aux) as branch:
+        pass
+    with ws.slot(micro_batch=1), pytest.raises(ForkError, match="while its fork is left"):
+        branch._visit(ws.timeline.state.held)
+    assert not any(ws.timeline.state._held.values())
 
 
 def test_what_was_not_entered_is_not_left() -> None:

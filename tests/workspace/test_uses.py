@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
+import workspace
 from tests.workspace.scene import BYTES, MIB, SLAB, host, scene, write
 from workspace import Layout, Workspace, spec
 from workspace.errors import CaptureError, LateUse, WorkspaceError
@@ -260,15 +262,19 @@ def test_a_finaliser_leaves_the_wait_until_the_capture_has_ended(strategy: str) 
 
 
 @pytest.mark.parametrize("strategy", BLOCKS)
-def test_the_wait_that_a_finaliser_leaves_is_the_last_use(strategy: str) -> None:
+@pytest.mark.parametrize("captured", [False, True])
+def test_the_wait_that_a_finaliser_leaves_is_the_last_use(strategy: str, captured: bool) -> None:
     """It comes later than the release; what is ordered after that only may not have the bytes."""
     device, ws = scene(strategy)
     one, two = ws.stream("one"), ws.stream("two")
     with ws.on(one):
         lease = ws.acquire(BYTES, N=SLAB)
         reduced(ws, device, lease)
-        with ws.timeline.lock:
-            lease.release()
+        with ws.capture() if captured else nullcontext():
+            with ws.timeline.lock:
+                lease.release()
+            if captured:
+                ws.timeline.drain()  # as the next acquire does
         with ws.fork(two) as branch, branch(two), ws.lease(BYTES, N=SLAB) as after:
             device.launch("after", writes=[after.x])
     assert device.verdict() == "SAFE"
@@ -303,18 +309,82 @@ def test_a_late_wait_that_fails_keeps_its_bytes_alone(strategy: str, captured: b
             with ws.timeline.lock:
                 for lease in leases:
                     lease.release()
-        held = []
-        for _ in range(3):
+        for _ in range(2):
             try:
                 with ws.lease(BYTES, N=16):
                     pass
             except RuntimeError as error:
                 raised.append(str(error))
-            held.append(ws.snapshot().allocated)
     assert raised == ["a rank is gone"] * (times > 0)
-    assert works[1].left == -1 and held[-1] == (256 if works[0].left >= 0 else 0)
-    assert works[0].left == -1 or times == 3
-    assert bool(ws.timeline.deferred) is ws.timeline.busy is (held[-1] > 0)
+    assert works[1].left == -1 and works[0].left == (-1 if times == 0 else times - 1)
+    assert not ws.timeline.busy and not ws.timeline.deferred
+    for left in range(times - 2, -3, -1):  # a snapshot looks
+        assert ws.snapshot().allocated == (256 if left >= 0 else 0)
+        assert works[0].left == max(left, -1)
+    assert not ws.timeline.unwaited
+
+
+@pytest.mark.parametrize("strategy", SAFE)
+def test_a_collective_that_is_gone_for_good_keeps_no_workspace_open(strategy: str) -> None:
+    """What it did is over once the device is idle."""
+    _, ws = scene(strategy)
+    other = workspace.create(strategy, device=ws.device)
+    for one in (ws, other):
+        lease = one.acquire(BYTES, N=64)
+        lease.until(Failing(10**6))
+        with ws.timeline.lock:
+            lease.release()
+        with pytest.raises(RuntimeError, match="a rank is gone"):
+            one.acquire(BYTES, N=64)
+    ws.close()
+    assert len(ws.timeline.unwaited) == 1
+    other.close()
+    assert not ws.timeline.unwaited and not ws.timeline.busy
+
+
+@pytest.mark.parametrize("strategy", SAFE)
+@pytest.mark.parametrize("times", [None, 0, 1])
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_collective_of_a_captured_lease_is_waited_for_once(strategy: str, times: int | None, ended: bool) -> None:
+    """Also after the capture has ended, where the streams of it are no more; the steady path is taken again."""
+    _, ws = scene(strategy)
+    ws.declare(BYTES, N=SLAB, lane="main")
+    ws.reserve()
+    work = Failing(times or 0)
+    expected = pytest.raises(RuntimeError, match="a rank is gone") if times else nullcontext()
+    with ws.on(ws.stream("one")):
+        with ws.capture():
+            lease = ws.acquire(BYTES, N=64)
+            if times is not None:
+                lease.until(work)
+            with ws.timeline.lock:
+                lease.release()
+            if not ended:
+                with expected:
+                    ws.acquire(BYTES, N=16).release()
+        if ended:
+            with expected:
+                ws.acquire(BYTES, N=16).release()
+        for _ in range(2):
+            ws.acquire(BYTES, N=16).release()
+    assert work.left == (-1 if times == 0 else 0)
+    assert ws.snapshot().allocated == 0
+    assert not ws.timeline.busy and not ws.timeline.unwaited and not ws.timeline.deferred
+
+
+def test_an_interrupt_is_not_lost_among_errors() -> None:
+    """Of several steps that fail, the one that is no error of the program arrives."""
+    _, ws = scene()
+    with ws.timeline.lock:
+        for raised in (RuntimeError, KeyboardInterrupt, ValueError):
+            ws.timeline.later(partial(_raise, raised))
+    with pytest.raises(KeyboardInterrupt):
+        ws.acquire(BYTES, N=16)
+    ws.acquire(BYTES, N=16).release()
+
+
+def _raise(kind: type[BaseException]) -> None:
+    raise kind
 
 
 def whole(tensor: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workspace.adaptors.adaptor import Adaptor
 from workspace.block import Block
@@ -11,6 +11,9 @@ from workspace.request import Request
 from workspace.streams import Stream
 from workspace.timeline import Timeline
 
+if TYPE_CHECKING:
+    from workspace.capture import Capture
+
 INTEGER, FLOAT = 0xCB, 0xFF
 """Fill bytes: a conspicuous integer, and all ones, which is NaN in every floating dtype that has one."""
 
@@ -18,8 +21,8 @@ INTEGER, FLOAT = 0xCB, 0xFF
 class Poison(Adaptor):
     """Fills a lease at acquire (floats NaN, the rest 0xCB) and its block at release (0xCB).
 
-    The release fill goes to the acquirer's stream, in a capture to the current one, after every declared use: a use
-    that was not declared then reads, or is overwritten by, the pattern.
+    The release fill goes to the acquirer's stream (in a capture to the branch that runs, or the stream it began on),
+    after every declared use: a use that was not declared then reads, or is overwritten by, the pattern.
     """
 
     def __init__(self, inner: WorkspaceProvider, timeline: Timeline) -> None:
@@ -58,19 +61,31 @@ class Poison(Adaptor):
         self._fill(block.address + lead, block.nbytes - 2 * lead, False, stream)
 
     def _stream_of_fill(self, stream: Stream) -> Stream | None:
-        """Where a fill at release lands where the lease was: the acquirer's stream, in a capture the current one.
+        """The stream on which a fill at release lands where the lease was; None where there is none.
 
-        A branch of a capture may have been joined since the acquire: work on it now would be left unjoined. None where
-        there is no such stream: one that began to capture since would take the fill into its graph and repeat it at
-        each replay; one between two segments would do it at once, to bytes that are the graph's; a raw stream may be
-        gone.
+        One that began to capture since would take the fill into its graph and repeat it at each replay; one between two
+        segments would do it at once, to bytes that are the graph's; a raw stream may be gone.
         """
         timeline = self.timeline
         if stream.capture is not None:
-            return timeline.current() if timeline.takes_part(timeline.current_key(), stream.capture) else None
+            return self._unjoined(stream.capture)
         if stream.exact and not stream.communication:
             return None
         return None if timeline.call(timeline.driver.capture_of, stream.key) else stream
+
+    def _unjoined(self, capture: Capture) -> Stream | None:
+        """A stream of a capture that may still be given work: the present one inside a fork to it, else the origin.
+
+        The acquirer's may have been joined since.
+        """
+        timeline = self.timeline
+        if not timeline.takes_part(capture.origin.key, capture):
+            return None
+        if timeline.takes_part(timeline.current_key(), capture):
+            present = timeline.current()
+            if any(fork.has(present) for fork in timeline.state.held.open_forks()):
+                return present
+        return capture.stream(capture.origin)
 
     def fresh(self, request: Request, position: int, stream: Stream) -> Any:
         tensor = self.inner.fresh(request, position, stream)

@@ -292,9 +292,7 @@ class Pooled:
             owner = self.timeline.stream_of(used)
             if used in events and events[used].epoch >= block.uses[used]:
                 continue
-            if self.config.recording == "exact" or owner.exact:
-                if owner.capture is None and self.timeline.call(self.timeline.driver.capture_of, owner.key):
-                    continue
+            if (self.config.recording == "exact" or owner.exact) and self.timeline.records(owner):
                 events[used] = self.timeline.exact_event(owner)
         block.events = events or None
 
