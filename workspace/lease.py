@@ -473,12 +473,19 @@ class Lease(Pinnable):
         self._state = PINNED if self.pins else self._rest
         if self.pins:
             self.replayed(uses, self.request.timeline)
-        elif self._block is not None and capture is not None and not capture.open:
-            self._provider.abandon(self._block)  # the bytes are the graph's
+        elif capture is not None and not capture.open:
+            self._end_with_capture()
         else:
             self._give_back(self.last_uses(uses))
         if failed is not None:
             raise failed
+
+    def _end_with_capture(self) -> None:
+        """The capture it was taken in has ended since its release: bytes are the graph's, its streams are forgotten."""
+        if self._block is not None:
+            self._provider.abandon(self._block)
+        else:
+            self._give_back({})
 
     def _settle_works(self, uses: Uses, works: list[Any]) -> BaseException | None:
         """Wait for the collectives of a lease that a finaliser has released; what cannot be waited for pins it."""
@@ -505,11 +512,15 @@ class Lease(Pinnable):
         """Wait for them after all: after the capture that forbade it, or again."""
         timeline = self.request.timeline
         try:
+            if self._captured_since():
+                timeline.unwaited.append(self)  # by a capture that the library was not told of
+                return
             self.workspace.await_works(self, self._works or [])
+            self._works = None
+            self.replayed({self.stream.id: self.stream.clock.epoch}, timeline)
         except BaseException:
             timeline.unwaited.append(self)
             raise
-        self.replayed({self.stream.id: self.stream.clock.epoch}, timeline)
         self._waited()
 
     def _wait_again(self) -> None:
@@ -530,6 +541,7 @@ class Lease(Pinnable):
             block.shelf.append(block)  # type: ignore[union-attr]  # no provider's
             return
         block.uses, block.events = uses, self.events
+        self.events = None
         self._provider.give_back(block, self.stream)
 
     def let_go(self) -> None:

@@ -361,30 +361,38 @@ class Timeline:
         with self.lock:
             self.clocks.complete(event.covered)
 
-    def synchronize(self, stream: Stream | None = None) -> None:
+    def synchronize(self, stream: Stream | None = None) -> bool:
         """Block the host until a stream, or with None the device, is idle; the clocks remember it.
 
         The lock is not held while the host blocks. The covered epochs are taken before the device call: what other
         threads enqueue meanwhile is not claimed.
+
+        Returns whether all that was enqueued before is over: on the device, not where a stream of it captures.
         """
         with self.lock:
             if stream is not None and (stream.capture is not None or self.call(self.driver.capture_of, stream.key)):
                 raise CaptureError(f"{stream!r} is synchronised while it captures", "synchronise outside the capture")
+            whole = stream is not None or not self._may_capture()
             streams = [stream] if stream is not None else self._idle_with_the_device()
             covered = [self.clocks.record(one.id) for one in streams]
             begun = self._begun
         self.call(self.driver.synchronize, stream.key if stream is not None else None)
         with self.lock:
             if stream is None and self._begun != begun:
-                return  # the driver leaves capturing streams out, and one began meanwhile: which is not known
+                return False  # the driver leaves capturing streams out, and one began meanwhile: which is not known
             for seen in covered:
                 self.clocks.complete(seen)
             if stream is None:
                 self.clocks.settle()
+        return whole
+
+    def _may_capture(self) -> bool:
+        """Whether some stream captures, or may without the library's knowledge."""
+        return bool(self.captures or self._starting or self.query_captures)
 
     def _idle_with_the_device(self) -> list[Stream]:
         """Streams that are idle once the device is: while a capture is open, those the driver can wait for then."""
-        if not self.captures and not self._starting and not self.query_captures:
+        if not self._may_capture():
             return list(self._streams.values())
         driver = self.driver
         return [

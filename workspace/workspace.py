@@ -801,14 +801,16 @@ class Workspace:
     def _give_up_waiting(self) -> None:
         """Collectives that are gone for good, as no wait for them has succeeded, are over once the device is idle."""
         timeline = self.timeline
-        providers = {id(one.provider) for one in self._everybody()} if self._root is None else set()
-        if any(id(lease.workspace.provider) in providers for lease in timeline.unwaited):
-            timeline.synchronize()
+        with timeline.lock:
+            timeline.settle_releases()
+            providers = {id(one.provider) for one in self._everybody()} if self._root is None else set()
+            stuck = [lease for lease in timeline.unwaited if id(lease.workspace.provider) in providers]
+        if stuck and timeline.synchronize():
             with timeline.lock:
-                over = [lease for lease in timeline.unwaited if id(lease.workspace.provider) in providers]
-                timeline.unwaited[:] = [lease for lease in timeline.unwaited if lease not in over]
-                for lease in over:
-                    lease._waited()
+                for lease in stuck:
+                    if lease in timeline.unwaited:
+                        lease._waited()
+                        timeline.unwaited.remove(lease)
 
     def _await_graphs(self) -> None:
         """Graphs released a moment ago may be under way still, and the driver says late that they are gone."""

@@ -14,7 +14,7 @@ import torch
 import workspace
 from tests.workspace.scene import BYTES, MIB, SLAB, host, scene, write
 from workspace import Layout, Workspace, spec
-from workspace.errors import CaptureError, LateUse, WorkspaceError
+from workspace.errors import CapacityError, CaptureError, DriverError, LateUse, LockError, WorkspaceError
 from workspace.lazy import LazyLease
 from workspace.lease import Lease
 from workspace.simulated import Device
@@ -372,6 +372,90 @@ def test_a_collective_of_a_captured_lease_is_waited_for_once(strategy: str, time
     assert not ws.timeline.busy and not ws.timeline.unwaited and not ws.timeline.deferred
 
 
+def unwaited(ws: Workspace, times: int) -> Failing:
+    """The work of a lease of a slab that a finaliser has released; a wait for it has failed, and was said to."""
+    work = Failing(times)
+    lease = ws.acquire(BYTES, N=SLAB)
+    lease.until(work)
+    with ws.timeline.lock:
+        lease.release()
+    with pytest.raises(RuntimeError, match="a rank is gone"):
+        ws.acquire(BYTES, N=SLAB)
+    return work
+
+
+@pytest.mark.parametrize("strategy", BLOCKS)
+def test_bytes_that_are_needed_are_waited_for_again(strategy: str) -> None:
+    """In the acquire that finds no others."""
+    _, ws = scene(strategy, reserve=SLAB)
+    ws.lock()
+    work = unwaited(ws, 2)
+    with pytest.raises(CapacityError):
+        ws.acquire(BYTES, N=SLAB)
+    with ws.lease(BYTES, N=SLAB):
+        assert work.left == -1 and not ws.timeline.unwaited
+
+
+@pytest.mark.parametrize("strategy", BLOCKS)
+def test_while_a_capture_is_open_the_device_is_not_known_to_be_idle(strategy: str) -> None:
+    """Another workspace's: a collective that cannot be waited for then keeps its bytes."""
+    _, ws = scene(strategy)
+    other = workspace.create(strategy, device=ws.device)
+    work = unwaited(ws, 2)
+    with ws.on(ws.stream("one")), other.capture():
+        with pytest.raises(LockError, match="bytes are on lease"):
+            ws.close()
+        assert work.left == 1
+    ws.close()
+    assert work.left == -1 and not ws.timeline.unwaited
+
+
+def test_what_is_over_and_could_not_be_stamped_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait has succeeded, and the device refused the event of a stream that may be gone."""
+    device, ws = scene(reserve=SLAB)
+    ws.lock()
+    with ws.on(ws.stream("network", communication=True)):
+        work = unwaited(ws, 1)
+    with monkeypatch.context() as broken:
+        broken.setattr(ws.driver, "record", lambda *_: _raise(DriverError("out of order")))
+        assert ws.snapshot().allocated == SLAB
+    assert work.left == -1 and ws.snapshot().allocated == 0
+    write(device, ws, "next", SLAB, ws.stream("other"))
+    assert device.verdict() == "SAFE"
+
+
+def test_a_late_wait_stays_out_of_a_capture_nobody_told_of() -> None:
+    """Where each acquire has to ask for those, nothing else shows that one is open."""
+    device, ws = scene(reserve=SLAB, foreign_captures="query")
+    stream = ws.stream("one")
+    with ws.on(stream):
+        work = unwaited(ws, 2)
+        device.begin_capture(stream.key)
+        ws.snapshot()
+        assert work.left == 1 and len(ws.timeline.unwaited) == 1
+        device.end_capture(stream.key)
+        ws.snapshot()
+    assert work.left == 0 and ws.snapshot().allocated == 0
+
+
+@pytest.mark.parametrize("strategy", SAFE)
+def test_a_lease_of_two_streams_may_end_after_its_capture(strategy: str) -> None:
+    """By a finaliser: the streams' selves in there are forgotten."""
+    _, ws = scene(strategy)
+    ws.declare(BYTES, N=SLAB, lane="main")
+    ws.reserve()
+    aux = ws.stream("aux")
+    with ws.on(ws.stream("one")):
+        with ws.capture(), ws.fork(aux):
+            lease = ws.acquire(BYTES, N=64)
+            lease.allocate("x")
+            with ws.fork(aux), ws.timeline.lock:
+                lease.release()
+        with ws.lease(BYTES, N=64):
+            pass
+    assert ws.snapshot().allocated == 0
+
+
 def test_an_interrupt_is_not_lost_among_errors() -> None:
     """Of several steps that fail, the one that is no error of the program arrives."""
     _, ws = scene()
@@ -383,7 +467,7 @@ def test_an_interrupt_is_not_lost_among_errors() -> None:
     ws.acquire(BYTES, N=16).release()
 
 
-def _raise(kind: type[BaseException]) -> None:
+def _raise(kind: type[BaseException] | BaseException) -> None:
     raise kind
 
 

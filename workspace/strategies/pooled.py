@@ -182,10 +182,11 @@ class Pooled:
         return self.config.policy.startswith("grow") or (room > 0 and self.pool.in_flight(stream) < room)
 
     def _last_resort(self, request: Request, stream: Stream) -> Block:
-        """Nothing free fits: what graphs that are gone had pinned may, else the pool grows, or refuses."""
-        graphs = len(self.timeline.pins)
-        self.timeline.settle_releases()
-        if len(self.timeline.pins) < graphs or self.pool.gather(request.nbytes):
+        """Nothing free fits: what graphs or collectives now gone had pinned may, else the pool grows, or refuses."""
+        timeline = self.timeline
+        pinned = len(timeline.pins) + len(timeline.unwaited)
+        timeline.settle_releases()
+        if len(timeline.pins) + len(timeline.unwaited) < pinned or self.pool.gather(request.nbytes):
             self.pool.consolidate()
             return self._ordered(request, stream) or self._unordered(request, stream)
         if self.locked or not self._may_grow:
