@@ -321,7 +321,8 @@ PyObject* exit(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   const Ref branches = parts.fork_.branches.get(self);
   const bool entered = count == 3 && timeline && held && PyDict_Check(held.get()) && branches &&
                        PyTuple_Check(branches.get()) && !parts.fork_.parent.holds(self, Py_None) &&
-                       parts.fork_.elsewhere.holds(self, Py_None) && parts.inlined.intact() && !crosses_capture(timeline, parts.fork_.parent.get(self));
+                       parts.fork_.elsewhere.holds(self, Py_None) && parts.inlined.intact() &&
+                       !crosses_capture(timeline, parts.fork_.parent.get(self));
   if (PyErr_Occurred()) return nullptr;
   if (!entered || !Py_IS_TYPE(timeline.get(), parts.timeline)) return python(native, self, arguments, count);
   return leave(self, timeline, held, arguments[0], arguments[1]);

@@ -136,8 +136,12 @@ def edge(device: Device, before: Stream, after: Stream) -> None:
 @pytest.mark.parametrize("how", ["declared", "in a branch", "strict"])
 @pytest.mark.parametrize("breaks", [1, 2])
 @pytest.mark.parametrize("recording", ["lazy", "exact"])
-def test_uses_of_a_segment_are_over_in_the_next(strategy: str, how: str, breaks: int, recording: str) -> None:
-    """Its stream captures no more, so that an event recorded on it would be one of outside."""
+@pytest.mark.parametrize("first", ["main", "new"])
+def test_uses_of_a_segment_are_over_in_the_next(
+    monkeypatch: pytest.MonkeyPatch, strategy: str, how: str, breaks: int, recording: str, first: str
+) -> None:
+    """Its stream captures no more: an event recorded on it would be one of outside. `first`: who leases, of the stream
+    the capture began on and one that was in no segment before."""
     device, ws = scene(strategy, reserve=SLAB, strict_streams=how == "strict", recording=recording)
     main, aux, new = (ws.stream(name, communication=recording == "exact") for name in ("main", "aux", "new"))
     with ws.on(main), ws.capture() as capture:
@@ -145,13 +149,21 @@ def test_uses_of_a_segment_are_over_in_the_next(strategy: str, how: str, breaks:
         device.launch("segment 1", writes=[lease.x])
         for _ in range(breaks):
             capture.eager_break(lambda: None)
+        outside, record = list[int](), ws.driver.record
+        monkeypatch.setattr(
+            ws.driver,
+            "record",
+            lambda event, key: (ws.driver.capture_of(key) or outside.append(key), record(event, key)),
+        )
         lease.release()
-        with ws.lease(BYTES, N=SLAB) as lease:
-            device.launch("next", writes=[lease.x])
         edge(device, main, new)
+        with ws.on(main if first == "main" else new), ws.lease(BYTES, N=SLAB) as lease:
+            device.launch("next", writes=[lease.x])
         with ws.on(new), ws.lease(BYTES, N=SLAB) as lease:
-            device.launch("by a stream that was in no segment before", writes=[lease.x])
+            device.launch("after it", writes=[lease.x])
         edge(device, new, main)
+        monkeypatch.undo()
+    assert not outside
     for stream in (main, aux):
         capture.graph.replay(stream)
     assert device.verdict() == "SAFE" and capture.graph.footprint == SLAB

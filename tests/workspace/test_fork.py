@@ -232,6 +232,7 @@ def test_a_lease_may_be_released_while_its_fork_is_left(monkeypatch: pytest.Monk
                 device.launch("branch", writes=[lease.x])
             leases.append(lease)
     assert not leases and not ws.timeline.state.held and ws.snapshot().allocated == 0
+    assert not (around and lease.uses)
     write(device, ws, "next", SLAB, aux)
     assert device.verdict() == "SAFE"
 
