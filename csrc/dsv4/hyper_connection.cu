@@ -60,7 +60,7 @@ __device__ void streams_of(const MixArguments& a, int token, int64_t column, uin
     const float4 post = a.post[token];
     float4 comb[kStreams];
 #pragma unroll
-    for (int i = 0; i < kStreams; ++i) comb[i] = a.comb[token * kStreams + i];
+    for (int i = 0; i < kStreams; ++i) comb[i] = a.comb[static_cast<int64_t>(token) * kStreams + i];
     Eight from[kStreams];
 #pragma unroll
     for (int i = 0; i < kStreams; ++i) from[i] = unpack(streams[i]);

@@ -23,7 +23,7 @@ struct ClusterLaunch {
   }
 };
 
-// How many clusters of a kernel the current device runs at a time; 0 where it has none of sixteen.
+// How many clusters of a kernel the current device runs at a time; 0 where it has none of sixteen, or cannot tell now.
 template <auto kKernel>
 int most_clusters(int threads, size_t shared) {
   static int known[kDevices] = {};  // one more than the number, 0 not asked yet; writers agree
@@ -32,13 +32,14 @@ int most_clusters(int threads, size_t shared) {
   if (known[device] == 0) {
     int found = 0;
     const ClusterLaunch one(1, threads, shared);
-    const bool failed = cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                             static_cast<int>(shared)) != cudaSuccess ||
-                        cudaFuncSetAttribute(kKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) !=
-                            cudaSuccess ||
-                        cudaOccupancyMaxActiveClusters(&found, kKernel, &one.config) != cudaSuccess;
-    if (failed) cudaGetLastError();  // the device's answer is no
-    known[device] = 1 + (failed ? 0 : found);
+    if (cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(shared)) != cudaSuccess ||
+        cudaFuncSetAttribute(kKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) != cudaSuccess ||
+        cudaOccupancyMaxActiveClusters(&found, kKernel, &one.config) != cudaSuccess) {
+      cudaGetLastError();  // not to be reported by whoever launches next
+      return 0;
+    }
+    known[device] = 1 + found;
   }
   return known[device] - 1;
 }

@@ -12,40 +12,25 @@ __device__ inline float reciprocal(float v) {
   return found;
 }
 
-// comb_ij = k_ij row_i column_j by. A divisor is a sum of comb plus eps; rows or columns take the product of the other
-// three, and `by` the reciprocal of all four, which is there before the next sums are.
+// comb_ij = k_ij row_i column_j. A divisor is a sum of comb plus eps. One after the other: a warp alone issues an
+// instruction every second cycle, so that fewer of them count for more than a reciprocal's wait.
 struct Sinkhorn {
-  float k[4][4], row[4] = {1, 1, 1, 1}, column[4] = {1, 1, 1, 1}, by = 1;
+  float k[4][4], row[4] = {1, 1, 1, 1}, column[4] = {1, 1, 1, 1};
 
-  __device__ void divide(float (&of)[4], const float (&sum)[4], float eps) {
-    float divisor[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      of[i] *= by;
-      divisor[i] = fmaf(of[i], sum[i], eps);
-    }
-    const float first = divisor[0] * divisor[1], last = divisor[2] * divisor[3];
-    by = reciprocal(first * last);
-    of[0] *= divisor[1] * last;
-    of[1] *= divisor[0] * last;
-    of[2] *= divisor[3] * first;
-    of[3] *= divisor[2] * first;
-  }
   __device__ void normalise_rows(float eps) {
-    float sum[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      sum[i] = fmaf(k[i][1], column[1], k[i][0] * column[0]) + fmaf(k[i][3], column[3], k[i][2] * column[2]);
+      const float sum =
+          fmaf(k[i][3], column[3], fmaf(k[i][2], column[2], fmaf(k[i][1], column[1], k[i][0] * column[0])));
+      row[i] *= reciprocal(fmaf(row[i], sum, eps));
     }
-    divide(row, sum, eps);
   }
   __device__ void normalise_columns(float eps) {
-    float sum[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      sum[j] = fmaf(k[1][j], row[1], k[0][j] * row[0]) + fmaf(k[3][j], row[3], k[2][j] * row[2]);
+      const float sum = fmaf(k[3][j], row[3], fmaf(k[2][j], row[2], fmaf(k[1][j], row[1], k[0][j] * row[0])));
+      column[j] *= reciprocal(fmaf(column[j], sum, eps));
     }
-    divide(column, sum, eps);
   }
 };
 
@@ -69,7 +54,7 @@ __device__ inline float make_comb(float mix, float eps, int iterations, int lane
     s.normalise_rows(eps);
     s.normalise_columns(eps);
   }
-  return select(s.row, lane / 4 % 4) * s.by * v * select(s.column, lane % 4);
+  return select(s.row, lane / 4 % 4) * v * select(s.column, lane % 4);
 }
 
 // A token's values, added up over blocks: value l in `sum` of lane l, the last four in `more` of lanes 0 to 3 (and of
@@ -131,8 +116,9 @@ struct Weighing {
 #pragma unroll
     for (int j = 0; j < 4; ++j) w[j] = __shfl_sync(kWholeWarp, gate, j) + c.hc_eps;
     // Of the streams' products, so that a sum smaller than the streams by a factor of f comes with f * f units in 2^22.
-    const float square = fmaxf(products.square_of_sum(w), 0.0f);
-    return {{w[0], w[1], w[2], w[3]}, rsqrtf(square / kHidden + c.eps), mix, gate};
+    const float found = products.square_of_sum(w), square = found < 0 ? 0 : found;
+    // Where products are infinite it is, or NaN: the factor is zero then, and NaN comes from streams that have one.
+    return {{w[0], w[1], w[2], w[3]}, fmaxf(rsqrtf(square / kHidden + c.eps), 0.0f), mix, gate};
   }
   __device__ Weighed operator()(const float (&received)[kBlocks][kValues]) const {
     const Products products = values(received);

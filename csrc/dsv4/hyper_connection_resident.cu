@@ -7,9 +7,9 @@
 // Warps do one thing each, and wait for nothing but what they need next:
 //
 //   copies     a thread has tiles copied in when there is a place, and out when they are mixed;
-//   mixing     eight warps, two tokens and half of the columns each, by tensor cores;
-//   products   eight warps, 32 columns each, fn in registers as operands of the tensor cores: of the mixed streams with
-//              fn, and with each other;
+//   mixing     eight warps, two tokens and half of the columns each, by tensor cores, and products of the streams with
+//              each other;
+//   products   eight warps, 32 columns each, fn in registers as operands of the tensor cores: of the streams with fn;
 //   sums       two warps add up what the eight have found, and send each token's to the block that owns it;
 //   answers    a warp sends back its weights and its norm's factor;
 //   rows       eight warps, a token each, collapse the streams when the answer is there.
@@ -32,7 +32,7 @@ namespace resident {
 namespace {
 
 // Registers of a thread. Warps give away and take of what the block starts with.
-constexpr int kFirstRegisters = 40, kMultiplierRegisters = 136, kMixerRegisters = 56, kRowRegisters = 40;
+constexpr int kFirstRegisters = 40, kMultiplierRegisters = 128, kMixerRegisters = 64, kRowRegisters = 40;
 constexpr int kStartRegisters = 65536 / kThreads / 8 * 8;
 static_assert(kFirst * kFirstRegisters + kMultipliers * kMultiplierRegisters + kMixers * kMixerRegisters +
                   kRows * kRowRegisters <= kThreads / 32 * kStartRegisters);
@@ -52,6 +52,14 @@ static_assert(kFirst * kFirstRegisters + kMultipliers * kMultiplierRegisters + k
   for (uint64_t& barrier : m.sums) arrive_and_expect(barrier, kBlocks * kSentBytes);
 }
 
+// A cluster's part of fn's rows to the L2 cache, for all: each reads all rows, and they would wait for the same ones.
+[[maybe_unused]] __device__ void fetch_weights(const Arguments& a, int rank) {
+  const int lane = threadIdx.x % 32, clusters = gridDim.x / kBlocks, which = blockIdx.x / kBlocks;
+  for (int i = which + lane * clusters; i < kSums * kStreams; i += 32 * clusters) {
+    fetch_ahead(a.mix.fn + i * kHidden + rank * kColumns, kColumns * 4);
+  }
+}
+
 template <Hyper kHyper>
 __global__ void __launch_bounds__(kThreads, 1) resident_kernel(const __grid_constant__ Arguments a) {
   let_successor();
@@ -59,18 +67,21 @@ __global__ void __launch_bounds__(kThreads, 1) resident_kernel(const __grid_cons
   extern __shared__ __align__(1024) uint8_t bytes[];
   auto& m = *reinterpret_cast<Memory*>(bytes);
   const int warp = threadIdx.x / 32;
-  const Share share(a);
   if (threadIdx.x == 0) make_barriers(m);
   __syncwarp();
   arrive_with_barriers();
-  await_predecessor();
+  // What touches no memory but the block's own comes before the wait.
   if (warp < kFirst) {
     fewer_registers<kFirstRegisters>();
+    const Share share(a);
     if (warp == 0) {
-      if (threadIdx.x == 0) Copies<kHyper>{a, m, share}.run();
+      if (is_elected()) Copies<kHyper>{a, m, share}.run();
       __syncwarp();
+      await_predecessor();
       wait_for_cluster();
     } else {
+      await_predecessor();
+      if (warp > kAdders) fetch_weights(a, share.rank);
       wait_for_cluster();
       if (warp <= kAdders) {
         Sums{m, share}.run();
@@ -81,17 +92,22 @@ __global__ void __launch_bounds__(kThreads, 1) resident_kernel(const __grid_cons
   } else if (warp < kFirst + kMultipliers) {
     more_registers<kMultiplierRegisters>();
     Multiplication products(m);
+    await_predecessor();
     wait_for_cluster();
     products.take();
-    products.run(share.tiles);
+    products.run(Share(a).tiles);
     make_combs(a, m, products.warp * 32 + products.lane);
   } else if (warp < kFirst + kMultipliers + kMixers) {
     fewer_registers<kMixerRegisters>();
+    const Mixing<kHyper> mixing(a, m, Share(a));
+    await_predecessor();
     wait_for_cluster();
-    Mixing<kHyper>(m).run(share.tiles);
+    mixing.run();
   } else {
     fewer_registers<kRowRegisters>();
+    const Share share(a);
     Rows rows(a, m, share);
+    await_predecessor();
     rows.take_norm(a.collapse, share.rank);
     wait_for_cluster();
     rows.run();

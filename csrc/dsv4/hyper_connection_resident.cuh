@@ -31,13 +31,17 @@ constexpr int kSlotBytes = kStreams * kStreamBytes;
 // multiplies the rows of its 32 columns, of all sums.
 constexpr int kPartBytes = kSums * kColumns * 4, kFree = kSlots - (kStreams * kPartBytes + kSlotBytes - 1) / kSlotBytes;
 
+constexpr int kParts = 2;                   // of a block's columns, that warps mix
+constexpr int kProducts = kValues - kSums;  // of a token's streams with each other; padded as values are
+constexpr int kPartValues = 28;             // of its sums, padded for accesses to banks of their own
 constexpr int kSentBytes = kValues * 4, kAnswerBytes = 20;  // of a token
 
 struct Memory {
   uint8_t streams[kSlots][kSlotBytes];
   uint8_t layer[kLayers][kLayerBytes];                                    // the block's output
   float4 post[kLayers][kTile], comb[kLayers][kTile][kStreams];            // by which they are mixed
-  float part[2][kMultipliers][kTile][kValues];                            // of two tiles, by the warps that made it
+  float part[2][kMultipliers][kTile][kPartValues];                        // sums of two tiles, by warps
+  float4 products[kSlots][kParts][kTile][kProducts / 4];                  // of the streams with each other
   float received[kReceived][kBlocks][kValues];                            // of own tokens, by the blocks that sent it
   float4 answer[kSlots][kTile][2];                                        // the sum's weights; its norm's factor
   float logits[kMostOwn][kStreams * kStreams];                            // of comb

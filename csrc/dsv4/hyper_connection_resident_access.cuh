@@ -8,6 +8,21 @@ __device__ inline void arrive(uint64_t& barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_place(&barrier)) : "memory");
 }
 
+// The lane, asked for again: what follows from it is not kept in registers.
+__device__ inline uint32_t lane_again() {
+  uint32_t lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
+
+// Whether this is the one lane of the warp that acts for it. ptxas knows that there is one, so what it asks the copying
+// unit for is uniform: else a loop looks for the lanes that differ, 100 cycles for each copy.
+__device__ inline bool is_elected() {
+  uint32_t one;
+  asm volatile("{ .reg .pred one;\nelect.sync _|one, 0xffffffff;\nselp.u32 %0, 1, 0, one; }" : "=r"(one));
+  return one != 0;
+}
+
 // -- barriers of some of the block's warps -----------------------------------------------------------------
 enum Barrier { kNormed = 1 };  // 0 is the block's
 template <int kOfThem>
@@ -16,27 +31,46 @@ __device__ inline void meet(Barrier which) {
 }
 
 // -- copies that count the bytes that are there ------------------------------------------------------------
+// Where `real` is false they are asked for by no one: so their code has been there before it is waited for.
+//
+// What is read stays in the L2 cache while there is something else that can leave. So what is written leaves early, and
+// reads do not have to wait until it does.
+constexpr uint64_t kStays = 0x14f0000000000000;  // as createpolicy makes it for L2::evict_last
+
 // Boxes of tensors whose rows are whole: from a place in the further dimensions on.
 __device__ inline void copy_box(uint32_t to, const CUtensorMap& from, int second, int third, int fourth,
-                                uint64_t& there) {
+                                uint64_t& there, bool real) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
-      "[%6];" ::"r"(to),
-      "l"(&from), "r"(0), "r"(second), "r"(third), "r"(fourth), "r"(shared_place(&there))
+      "{ .reg .pred real;\n"
+      "setp.ne.u32 real, %8, 0;\n"
+      "@real cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1, {%2, %3, %4, %5}], [%6], %7; }" ::"r"(to),
+      "l"(&from), "r"(0), "r"(second), "r"(third), "r"(fourth), "r"(shared_place(&there)), "l"(kStays),
+      "r"(static_cast<uint32_t>(real))
       : "memory");
 }
-__device__ inline void copy_box(uint32_t to, const CUtensorMap& from, int second, int third, uint64_t& there) {
+__device__ inline void copy_box(uint32_t to, const CUtensorMap& from, int second, int third, uint64_t& there,
+                                bool real) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
-      "[%5];" ::"r"(to),
-      "l"(&from), "r"(0), "r"(second), "r"(third), "r"(shared_place(&there))
+      "{ .reg .pred real;\n"
+      "setp.ne.u32 real, %7, 0;\n"
+      "@real cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1, {%2, %3, %4}], [%5], %6; }" ::"r"(to),
+      "l"(&from), "r"(0), "r"(second), "r"(third), "r"(shared_place(&there)), "l"(kStays),
+      "r"(static_cast<uint32_t>(real))
       : "memory");
 }
-__device__ inline void copy_bytes(void* to, const void* from, int bytes, uint64_t& there) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   shared_place(to)),
-               "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_place(&there))
-               : "memory");
+__device__ inline void copy_bytes(void* to, const void* from, int bytes, uint64_t& there, bool real) {
+  asm volatile(
+      "{ .reg .pred real;\n"
+      "setp.ne.u32 real, %4, 0;\n"
+      "@real cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3]; }" ::"r"(
+          shared_place(to)),
+      "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_place(&there)), "r"(static_cast<uint32_t>(real))
+      : "memory");
+}
+__device__ inline void fetch_description(const CUtensorMap& of) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&of) : "memory");
 }
 // The other way.
 __device__ inline void copy_box_out(const CUtensorMap& to, uint32_t from, int second, int third, int fourth) {
@@ -72,6 +106,12 @@ __device__ inline float load_shared_float(uint32_t from) {
   float v;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(from) : "memory");
   return v;
+}
+__device__ inline void store_shared(uint32_t to, const uint4& v) {
+  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+__device__ inline void store_shared(uint32_t to, float v) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(v) : "memory");
 }
 // Four matrices of eight rows of sixteen bytes, as `load_matrices` has them.
 __device__ inline void store_matrices(uint32_t to, const uint32_t (&m)[4]) {

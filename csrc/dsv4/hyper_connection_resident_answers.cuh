@@ -28,7 +28,7 @@ __device__ inline void make_comb(const float* logits, float* to, float eps, int 
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const float row = s.row[i] * s.by;
+    const float row = s.row[i];
     const float4 v{row * s.k[i][0] * s.column[0], row * s.k[i][1] * s.column[1], row * s.k[i][2] * s.column[2],
                    row * s.k[i][3] * s.column[3]};
     *reinterpret_cast<float4*>(to + i * 4) = v;

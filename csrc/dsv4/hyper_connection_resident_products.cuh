@@ -1,4 +1,4 @@
-// The products of a tile's mixed streams with fn and with each other: eight warps, thirty-two columns each.
+// The products of a tile's mixed streams with fn: eight warps, thirty-two columns each.
 #pragma once
 #include "hyper_connection_resident.cuh"
 #include "hyper_connection_resident_access.cuh"
@@ -35,10 +35,8 @@ struct Multiplication {
         for (int row = 0; row < 3; ++row) {
           const float2 v =
               *reinterpret_cast<const float2*>(from + row * 8 * kRow + ((c * 2 + quarter / 2) ^ group) * 16);
-          float2 upper, lower;
-          split(v.x, upper.x, lower.x);
-          split(v.y, upper.y, lower.y);
-          first[row] = pack_bf16(upper.x, upper.y), second[row] = pack_bf16(lower.x, lower.y);
+          first[row] = pack_bf16(v.x, v.y);
+          second[row] = pack_bf16(v.x - low(first[row]), v.y - high(first[row]));
         }
         auto& w = weights[c][j / 2];
         const int at = j % 2 * 2;
@@ -51,7 +49,7 @@ struct Multiplication {
     }
   }
 
-  __device__ void multiply_sums(const uint32_t (&v)[kChunks][4], float (*part)[kValues]) const {
+  __device__ void multiply_sums(const uint32_t (&v)[kChunks][4], float (*part)[kPartValues]) const {
     float s[3][4] = {};
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
@@ -64,55 +62,32 @@ struct Multiplication {
         }
       }
     }
+    const uint32_t own_lane = lane_again();
 #pragma unroll
     for (int t = 0; t < 2; ++t) {
-      float* to = part[quarter * 2 + t] + group;
+      float* to = part[own_lane % 4 * 2 + t] + own_lane / 4;
       to[0] = s[0][t] + s[2][t];
       to[8] = s[0][2 + t] + s[2][2 + t];
       to[16] = s[1][t] + s[1][2 + t];
     }
   }
 
-  // A pair of streams with one and with another: of tokens with tokens the diagonal, which lanes with q = g / 2 have.
-  // In order: of the pair's first with both, then of its second.
-  __device__ float4 multiply_pair(const uint32_t (&v)[kChunks][4], int pair, int one, int other) const {
-    float s[2][4] = {};
-#pragma unroll
-    for (int c = 0; c < kChunks; ++c) {
-      multiply_half(s[0], v[c][pair * 2], v[c][pair * 2 + 1], v[c][one]);
-      multiply_half(s[1], v[c][pair * 2], v[c][pair * 2 + 1], v[c][other]);
-    }
-    return group % 2 != 0 ? float4{s[0][1], s[1][1], s[0][3], s[1][3]} : float4{s[0][0], s[1][0], s[0][2], s[1][2]};
-  }
-  // In order: 00 10 11 02 12 03 13 22 32 33. Few at a time: registers are short.
-  __device__ void multiply_streams(const uint32_t (&v)[kChunks][4], float (*part)[kValues]) const {
-    const bool own = quarter == group / 2;
-    float* to = part[group] + kSums;
-    const float4 a = multiply_pair(v, 0, 0, 1);
-    if (own) *reinterpret_cast<float2*>(to) = {a.x, a.y}, to[2] = a.w;
-    const float4 b = multiply_pair(v, 0, 2, 3);
-    if (own) to[3] = b.x, to[4] = b.z, to[5] = b.y, to[6] = b.w;
-    const float4 c = multiply_pair(v, 1, 2, 3);
-    if (own) to[7] = c.x, *reinterpret_cast<float2*>(to + 8) = {c.z, c.w};
-  }
-
   __device__ void run(int tiles) const {
-    const uint32_t begin = shared_place(m.streams) + warp / 2 * kGroupBytes +
-                           place_of_chunk(lane % 8, lane / 8, warp % 2 * kChunks);
-    uint32_t slot = 0, round = 0;
 #pragma unroll 1
     for (int n = 0; n < tiles; ++n) {
-      wait(m.mixed[slot], round & 1);
+      const uint32_t slot = n % kSlots;
+      wait(m.mixed[slot], n / kSlots % 2);
       if (n >= 2) wait(m.empty[n % 2], (n / 2 - 1) & 1);
+      const uint32_t own_lane = lane_again();
+      const uint32_t from = shared_place(m.streams) + slot * kSlotBytes + warp / 2 * kGroupBytes +
+                            place_of_chunk(own_lane % 8, own_lane / 8, warp % 2 * kChunks);
       uint32_t v[kChunks][4];
 #pragma unroll
-      for (int c = 0; c < kChunks; ++c) load_matrices(v[c], (begin + slot * kSlotBytes) ^ (c * 16));
+      for (int c = 0; c < kChunks; ++c) load_matrices(v[c], from ^ (c * 16));
       auto* part = m.part[n % 2][warp];
       multiply_sums(v, part);
-      multiply_streams(v, part);
       __syncwarp();
-      if (lane == 0) arrive(m.full[n % 2]);
-      if (++slot == kSlots) slot = 0, ++round;
+      if (lane_again() == 0) arrive(m.full[n % 2]);
     }
   }
 };

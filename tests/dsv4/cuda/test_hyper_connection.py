@@ -110,6 +110,34 @@ def test_an_infinity_stays_one_in_its_column(place: int, at: tuple[int, ...], ro
     assert same_bits(found, wanted.outs[0])
 
 
+@pytest.mark.parametrize("rows", (FEW, MANY))
+@pytest.mark.parametrize("name", NAMES)
+def test_streams_whose_squares_overflow(name: str, rows: int) -> None:
+    """The norm divides by an infinity, as the reference in float32 does."""
+    made = call(name, rows).poison(0xFF)
+    made.inputs[0].mul_(1e19)
+    layer_in = made.run()[1 if name == "mhc_post_pre" else 0]
+    assert layer_in.shape == (rows, 4096) and not layer_in.any()
+
+
+@pytest.mark.parametrize("rows", (FEW, 17))
+def test_streams_of_the_kernel_before_are_waited_for(rows: int) -> None:
+    """Launches overlap: what a long kernel writes last is read at once by a short one.
+
+    Fails without the waits in hyper_connection_cluster.cu or hyper_connection_resident*.
+    """
+    before, other = call("mhc_post_pre", 4096), call("mhc_pre", rows)
+    after = Call(other.op, (before.outs[0][-rows:], *other.inputs[1:]), other.outs)
+    before.run()
+    torch.cuda.synchronize()
+    wanted = [one.clone() for one in after.run()]
+    for _ in range(20):
+        before.poison(0)
+        torch.cuda.synchronize()
+        before.run()
+        assert all(same_bits(found, one) for found, one in zip(after.run(), wanted, strict=True))
+
+
 @pytest.mark.parametrize("rows", (33, 300))
 @pytest.mark.parametrize("name", ("mhc_pre", "hc_head"))
 def test_streams_that_nearly_cancel(name: str, rows: int) -> None:
