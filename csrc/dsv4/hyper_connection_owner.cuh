@@ -12,8 +12,7 @@ __device__ inline float reciprocal(float v) {
   return found;
 }
 
-// comb_ij = k_ij row_i column_j. A divisor is a sum of comb plus eps. One after the other: a warp alone issues an
-// instruction every second cycle, so that fewer of them count for more than a reciprocal's wait.
+// comb_ij = k_ij row_i column_j. A divisor is a sum of comb plus eps.
 struct Sinkhorn {
   float k[4][4], row[4] = {1, 1, 1, 1}, column[4] = {1, 1, 1, 1};
 
