@@ -54,6 +54,11 @@ __device__ inline void split(float v, float& first, float& second) {
   first = low(pack_bf16(v, v));
   second = v - first;
 }
+// Of two weights, each term packed.
+__device__ inline void split(float one, float other, uint32_t& first, uint32_t& second) {
+  first = pack_bf16(one, other);
+  second = pack_bf16(one - low(first), other - high(first));
+}
 
 __device__ inline void multiply(float (&s)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
                                 uint32_t b1) {

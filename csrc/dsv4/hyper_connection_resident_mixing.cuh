@@ -43,9 +43,8 @@ struct Mixing {
 
   // Of two weights, both terms of each, where the lane's token has them.
   __device__ static void take(float one, float other, uint32_t own, uint32_t& first, uint32_t& second) {
-    const uint32_t upper = pack_bf16(one, other);
-    second = pack_bf16(one - low(upper), other - high(upper)) & own;
-    first = upper & own;
+    split(one, other, first, second);
+    first &= own, second &= own;
   }
   __device__ static uint32_t mixed(const uint32_t (&weights)[4], uint32_t streams, uint32_t layer) {
     float s[4] = {};

@@ -35,8 +35,7 @@ struct Multiplication {
         for (int row = 0; row < 3; ++row) {
           const float2 v =
               *reinterpret_cast<const float2*>(from + row * 8 * kRow + ((c * 2 + quarter / 2) ^ group) * 16);
-          first[row] = pack_bf16(v.x, v.y);
-          second[row] = pack_bf16(v.x - low(first[row]), v.y - high(first[row]));
+          split(v.x, v.y, first[row], second[row]);
         }
         auto& w = weights[c][j / 2];
         const int at = j % 2 * 2;
