@@ -14,6 +14,8 @@ from dsv4.cache.pages import Format
 from dsv4.ops.attention import decode_splits
 
 ROWS = (1, 2, 8, 64, 256, 512, 1023, 2048, 8192)
+HYPER_ROWS = (1, 2, 8, 16, 64, 256, 512, 1023, 2048, 4096, 8192)
+"""With the fewest of the kernel for many."""
 KEYS = 640
 STATE_BYTES = 584
 
@@ -156,8 +158,8 @@ CASES: dict[str, Case] = {
         lambda rows, seed: prefill(Maker("cuda", seed, "random"), rows, full=True), prefill_bytes, attention_flop,
         (64, 512, 2048),
     ),
-    "mhc_pre": _named("mhc_pre", moved(1, 2, 3, 4)),
+    "mhc_pre": attrs.evolve(_named("mhc_pre", moved(1, 2, 3, 4)), rows=HYPER_ROWS),
     "mhc_post": _named("mhc_post", moved()),
-    "mhc_post_pre": _named("mhc_post_pre", moved(4, 5, 6, 7)),
+    "mhc_post_pre": attrs.evolve(_named("mhc_post_pre", moved(4, 5, 6, 7)), rows=HYPER_ROWS),
     "hc_head": _named("hc_head", moved(1, 2, 3, 4)),
 }  # fmt: skip

@@ -12,24 +12,49 @@ __device__ inline float reciprocal(float v) {
   return found;
 }
 
-// comb_ij = k_ij row_i column_j. A divisor is a sum of comb plus eps.
+// comb_ij = k_ij row_i column_j / product. A divisor is a sum of comb plus eps; rows or columns take the product of the
+// other three, and `product` is that of all four, so nothing is divided by before the end. `scale`, a power of two,
+// keeps what is multiplied near one: a divisor comes out times product * scale, which is from one to two.
+//
+// The first divisors may be as small as eps, or smaller, and are divided by at once: the product of four would be zero.
+// Later ones are near one: a row has a quarter of its softmax in one column, a sixteenth of that column's sum at least,
+// and sums are between those of before from then on.
 struct Sinkhorn {
-  float k[4][4], row[4] = {1, 1, 1, 1}, column[4] = {1, 1, 1, 1};
+  float k[4][4], row[4] = {1, 1, 1, 1}, column[4], product = 1, scale = 1;
 
-  __device__ void normalise_rows(float eps) {
+  __device__ void begin(float eps) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) column[j] = reciprocal((k[0][j] + k[1][j]) + (k[2][j] + k[3][j]) + eps);
+  }
+  __device__ void divide(float (&of)[4], const float (&sum)[4], float eps) {
+    const float scaled_eps = eps * (product * scale);
+    float scaled[4], divisor[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float sum =
-          fmaf(k[i][3], column[3], fmaf(k[i][2], column[2], fmaf(k[i][1], column[1], k[i][0] * column[0])));
-      row[i] *= reciprocal(fmaf(row[i], sum, eps));
+      scaled[i] = of[i] * scale;
+      divisor[i] = fmaf(scaled[i], sum[i], scaled_eps);
     }
+    const float first = divisor[0] * divisor[1], last = divisor[2] * divisor[3];
+    of[0] = scaled[0] * divisor[1] * last;
+    of[1] = scaled[1] * divisor[0] * last;
+    of[2] = scaled[2] * divisor[3] * first;
+    of[3] = scaled[3] * divisor[2] * first;
+    product = first * last;
+    scale = __uint_as_float(0x7f000000u - (__float_as_uint(product) & 0x7f800000u));
   }
-  __device__ void normalise_columns(float eps) {
+  // By rows, then by columns.
+  __device__ void iterate(float eps) {
+    float sum[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      sum[i] = fmaf(k[i][3], column[3], fmaf(k[i][2], column[2], fmaf(k[i][1], column[1], k[i][0] * column[0])));
+    }
+    divide(row, sum, eps);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const float sum = fmaf(k[3][j], row[3], fmaf(k[2][j], row[2], fmaf(k[1][j], row[1], k[0][j] * row[0])));
-      column[j] *= reciprocal(fmaf(column[j], sum, eps));
+      sum[j] = fmaf(k[3][j], row[3], fmaf(k[2][j], row[2], fmaf(k[1][j], row[1], k[0][j] * row[0])));
     }
+    divide(column, sum, eps);
   }
 };
 
@@ -48,12 +73,9 @@ __device__ inline float make_comb(float mix, float eps, int iterations, int lane
 #pragma unroll
     for (int j = 0; j < 4; ++j) s.k[i][j] = __shfl_sync(kWholeWarp, v, i * 4 + j);
   }
-  s.normalise_columns(eps);
-  for (int i = 1; i < iterations; ++i) {
-    s.normalise_rows(eps);
-    s.normalise_columns(eps);
-  }
-  return select(s.row, lane / 4 % 4) * v * select(s.column, lane % 4);
+  s.begin(eps);
+  for (int i = 1; i < iterations; ++i) s.iterate(eps);
+  return select(s.row, lane / 4 % 4) * reciprocal(s.product) * v * select(s.column, lane % 4);
 }
 
 // A token's values, added up over blocks: value l in `sum` of lane l, the last four in `more` of lanes 0 to 3 (and of

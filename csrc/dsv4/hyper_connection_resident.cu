@@ -117,25 +117,41 @@ __global__ void __launch_bounds__(kThreads, 1) resident_kernel(const __grid_cons
 #endif
 }
 
+// Streams come and go at few addresses; fn is another for each sublayer of a model.
+struct DescribedBoxes {
+  Described<64> streams, layers;
+  Described<256> weights;
+
+  static DescribedBoxes& of_this_thread() {
+    static thread_local DescribedBoxes found;
+    return found;
+  }
+};
+
 // Boxes of a block's columns of eight tokens: of all streams, before and after, and of the block's output; and of all
 // sums' weights of a stream.
 template <Hyper kHyper>
 bool describe_boxes(Arguments& a) {
   constexpr auto kBf16 = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kFloat = CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
   constexpr cuuint64_t kBytes = kHidden * 2, kBoth = kStreams * kHidden * 4, kWords = kRow / 4, kAll = kBytes / kRow;
+  DescribedBoxes& before = DescribedBoxes::of_this_thread();
   const cuuint64_t tokens = a.mix.tokens;
   const auto streams = [&](CUtensorMap& map, const void* at) {
-    return describe<4>(map, kBf16, at, {kRow / 2, kStreams, tokens, kAll}, {kBytes, kStreams * kBytes, kRow},
-                       {kRow / 2, 1, kTile, kGroups});
+    return before.streams.find(map, at, a.mix.tokens, [&](CUtensorMap& made) {
+      return describe<4>(made, kBf16, at, {kRow / 2, kStreams, tokens, kAll}, {kBytes, kStreams * kBytes, kRow},
+                         {kRow / 2, 1, kTile, kGroups});
+    });
   };
-  if (!streams(a.streams, a.mix.residual)) return false;
-  if (!describe<4>(a.weights, kFloat, a.mix.fn, {kWords, kSums, 2 * kAll, kStreams}, {kBoth, kRow, kHidden * 4},
-                   {kWords, kSums, kColumns / kWords, 1})) {
-    return false;
-  }
-  if (kHyper != Hyper::post_pre) return true;
-  return streams(a.mixed, a.mix.mixed) && describe<3>(a.layer, kBf16, a.mix.y, {kRow / 2, tokens, kAll},
-                                                      {kBytes, kRow}, {kRow / 2, kTile, kGroups});
+  const auto weights = [&](CUtensorMap& made) {
+    return describe<4>(made, kFloat, a.mix.fn, {kWords, kSums, 2 * kAll, kStreams}, {kBoth, kRow, kHidden * 4},
+                       {kWords, kSums, kColumns / kWords, 1});
+  };
+  const auto layer = [&](CUtensorMap& made) {
+    return describe<3>(made, kBf16, a.mix.y, {kRow / 2, tokens, kAll}, {kBytes, kRow}, {kRow / 2, kTile, kGroups});
+  };
+  return streams(a.streams, a.mix.residual) && before.weights.find(a.weights, a.mix.fn, 0, weights) &&
+         (kHyper != Hyper::post_pre ||
+          (streams(a.mixed, a.mix.mixed) && before.layers.find(a.layer, a.mix.y, a.mix.tokens, layer)));
 }
 
 template <Hyper kHyper>

@@ -78,19 +78,24 @@ struct Arguments {
   }
 };
 
-// A cluster's tokens, which are neighbours. Each block owns one of every two tiles': half of them the first's.
+// A cluster's tiles: of as many neighbours as there are clusters, one each. So clusters are near each other in memory
+// at any time, and where that is slow none is left behind. Each block owns one token of every two tiles: half of them
+// the first's.
 struct Share {
-  int rank, first, count, tiles;
+  int rank, first, step;  // the first tile's first token, and how much further the next tile's is
+  int tiles, count;       // `count` of tokens
 
   __device__ explicit Share(const Arguments& a) : rank(rank_in_cluster()) {
     const int which = blockIdx.x / kBlocks;
-    first = (which * a.each + min(which, a.more)) * kTile;
+    first = which * kTile;
+    step = a.clusters * kTile;
     tiles = a.each + (which < a.more ? 1 : 0);
-    count = min(tiles * kTile, a.mix.tokens - first);
+    count = (tiles - 1) * kTile + min(kTile, a.mix.tokens - token(tiles - 1));
   }
+  __device__ int token(int tile) const { return first + tile * step; }
   __device__ int tokens(int tile) const { return min(kTile, count - tile * kTile); }
   __device__ int own() const { return (count - rank + kBlocks - 1) / kBlocks; }
-  __device__ int token(int own) const { return first + own * kBlocks + rank; }
+  __device__ int own_token(int k) const { return token(2 * k + rank / kTile) + rank % kTile; }
 };
 
 // Where a chunk of a token lies in a stream's group, and in one of its block's output.

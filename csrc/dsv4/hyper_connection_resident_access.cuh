@@ -33,9 +33,10 @@ __device__ inline void meet(Barrier which) {
 // -- copies that count the bytes that are there ------------------------------------------------------------
 // Where `real` is false they are asked for by no one: so their code has been there before it is waited for.
 //
-// What is read stays in the L2 cache while there is something else that can leave. So what is written leaves early, and
+// What is read stays in the L2 cache while there is something else that can leave, and what is written leaves first: so
 // reads do not have to wait until it does.
-constexpr uint64_t kStays = 0x14f0000000000000;  // as createpolicy makes it for L2::evict_last
+constexpr uint64_t kStays = 0x14f0000000000000;   // as createpolicy makes it for L2::evict_last
+constexpr uint64_t kLeaves = 0x12f0000000000000;  // and for L2::evict_first
 
 // Boxes of tensors whose rows are whole: from a place in the further dimensions on.
 __device__ inline void copy_box(uint32_t to, const CUtensorMap& from, int second, int third, int fourth,
@@ -74,9 +75,11 @@ __device__ inline void fetch_description(const CUtensorMap& of) {
 }
 // The other way.
 __device__ inline void copy_box_out(const CUtensorMap& to, uint32_t from, int second, int third, int fourth) {
-  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&to),
-               "r"(from), "r"(0), "r"(second), "r"(third), "r"(fourth)
-               : "memory");
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group.L2::cache_hint [%0, {%2, %3, %4, %5}], [%1], %6;" ::
+          "l"(&to),
+      "r"(from), "r"(0), "r"(second), "r"(third), "r"(fourth), "l"(kLeaves)
+      : "memory");
 }
 // This thread's copies since the last group are one.
 __device__ inline void commit_copies() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }

@@ -21,14 +21,12 @@ __device__ inline void make_comb(const float* logits, float* to, float eps, int 
     s.k[i][2] = __fdividef(e.z, sum) + eps;
     s.k[i][3] = __fdividef(e.w, sum) + eps;
   }
-  s.normalise_columns(eps);
-  for (int i = 1; i < iterations; ++i) {
-    s.normalise_rows(eps);
-    s.normalise_columns(eps);
-  }
+  s.begin(eps);
+  for (int i = 1; i < iterations; ++i) s.iterate(eps);
+  const float by = reciprocal(s.product);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const float row = s.row[i];
+    const float row = s.row[i] * by;
     const float4 v{row * s.k[i][0] * s.column[0], row * s.k[i][1] * s.column[1], row * s.k[i][2] * s.column[2],
                    row * s.k[i][3] * s.column[3]};
     *reinterpret_cast<float4*>(to + i * 4) = v;
@@ -62,7 +60,7 @@ struct Answers {
         send(to + 16, found.factor, barrier);
       }
       const bool posts = lane >= kStreams && lane < 2 * kStreams;
-      if (posts) c.post[share.token(k) * kStreams + lane - kStreams] = 2.0f * found.gate;
+      if (posts) c.post[share.own_token(k) * kStreams + lane - kStreams] = 2.0f * found.gate;
       if (++place == kReceived) place = 0, parity ^= 1;
       slot = slot + 2 < kSlots ? slot + 2 : slot + 2 - kSlots;
     }
@@ -76,7 +74,7 @@ __device__ inline void make_combs(const Arguments& a, Memory& m, int k) {
   const int own = share.own();
   if (own == 0) return;
   wait(m.answered, 0);
-  if (k < own) make_comb(m.logits[k], c.comb + share.token(k) * (kStreams * kStreams), c.hc_eps, c.iterations);
+  if (k < own) make_comb(m.logits[k], c.comb + share.own_token(k) * (kStreams * kStreams), c.hc_eps, c.iterations);
 }
 
 }  // namespace dsv4::resident

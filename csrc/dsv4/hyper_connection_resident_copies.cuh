@@ -30,7 +30,7 @@ struct Copies {
   }
   // Of the last tile, tokens that are not there are zeros.
   __device__ void copy_tile(int n, uint32_t slot, uint32_t layer_slot, bool real) const {
-    const int token = share.first + n * kTile, tokens = share.tokens(n), group = share.rank * kGroups;
+    const int token = share.token(n), tokens = share.tokens(n), group = share.rank * kGroups;
     constexpr int kCopied = kStreams * kLayerBytes;
     uint64_t& there = m.there[slot];
     if (real) arrive_and_expect(there, kMixing ? kCopied + kLayerBytes + tokens * (1 + kStreams) * 16 : kCopied);
@@ -47,8 +47,7 @@ struct Copies {
   __device__ void copy_tile_out(int n, uint32_t slot) const {
 #pragma unroll
     for (int j = 0; j < kStreams; ++j) {
-      copy_box_out(a.mixed, shared_place(m.streams[slot]) + j * kStreamBytes, j, share.first + n * kTile,
-                   share.rank * kGroups);
+      copy_box_out(a.mixed, shared_place(m.streams[slot]) + j * kStreamBytes, j, share.token(n), share.rank * kGroups);
     }
     commit_copies();
   }

@@ -125,7 +125,7 @@ struct Mixing {
       const int token = pair * kPairTokens + i / kRowChunks / kStreams;
       uint4 v{};
       if (token < share.tokens(n)) {
-        const int64_t row = (share.first + n * kTile + token) * kStreams + stream;
+        const int64_t row = (share.token(n) + token) * kStreams + stream;
         v = a.mix.residual[row * kWords + share.rank * (kColumns / kVector) + warp % kParts * kRowChunks + chunk];
       }
       const uint32_t group = (warp % kParts * kPartGroups + chunk / 8) * kGroupBytes;

@@ -28,12 +28,13 @@ struct Rows {
   Memory& m;
   const int row = threadIdx.x / 32 - kFirst - kMultipliers - kMixers, lane = threadIdx.x % 32;
   const int tiles, limit;  // from the limit on there is no token for this warp
+  const uint32_t step;     // bytes of the outs from a tile to the next
   uint8_t* collapsed;      // the lane's part of the last tile in the outs
   uint32_t place[kStreams];
 
   __device__ Rows(const Arguments& a, Memory& memory, const Share& share)
-      : m(memory), tiles(share.tiles), limit(share.count - row) {
-    const int64_t token = share.first + row - kTile;  // of the tile before the first
+      : m(memory), tiles(share.tiles), limit(share.count - row), step(share.step * kRowBytes) {
+    const int64_t token = share.first + row - share.step;  // of the tile before the first
     const uint32_t column = share.rank * kColumns * 2 + lane * 16;
     collapsed = reinterpret_cast<uint8_t*>(a.collapse.layer_in) + token * kRowBytes + column;
 #pragma unroll
@@ -52,7 +53,7 @@ struct Rows {
   }
 
   __device__ void collapse_tile(int n, uint32_t slot, uint32_t parity) {
-    advance(collapsed, kTile * kRowBytes);
+    advance(collapsed, step);
     wait(m.answers[slot], parity);
     uint4 from[kStreams];
 #pragma unroll

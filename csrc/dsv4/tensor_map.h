@@ -3,6 +3,9 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include <cstdint>
+#include <cstring>
+
 namespace dsv4 {
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
@@ -33,5 +36,32 @@ bool describe(CUtensorMap& map, CUtensorMapDataType type, const void* at, const 
                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
+
+// Descriptions that were made before, by the address and the extent that tell them apart: the driver takes 0.15 us for
+// one. They say nothing of whose the memory is, so they stay right when it is another's.
+template <int kPlaces>
+class Described {
+ public:
+  template <class Describe>
+  bool find(CUtensorMap& map, const void* at, int64_t extent, const Describe& describe) {
+    Entry& one = entries_[(reinterpret_cast<uintptr_t>(at) >> 8) * 0x9e3779b97f4a7c15 >> 32 & (kPlaces - 1)];
+    if (one.at != at || one.extent != extent) {
+      if (!describe(map)) return false;
+      one = {at, extent, {}};
+      std::memcpy(one.map, &map, sizeof(map));
+    }
+    std::memcpy(&map, one.map, sizeof(map));
+    return true;
+  }
+
+ private:
+  static_assert((kPlaces & (kPlaces - 1)) == 0);
+  struct Entry {
+    const void* at;
+    int64_t extent;
+    uint64_t map[sizeof(CUtensorMap) / 8];  // its own alignment would double this
+  };
+  Entry entries_[kPlaces];
+};
 
 }  // namespace dsv4

@@ -120,6 +120,58 @@ def test_streams_whose_squares_overflow(name: str, rows: int) -> None:
     assert layer_in.shape == (rows, 4096) and not layer_in.any()
 
 
+@pytest.mark.parametrize("name", ("mhc_pre", "mhc_post_pre"))
+def test_other_numbers_of_tokens_at_the_same_addresses(name: str) -> None:
+    """What the copying unit is told of a tensor is remembered by its address: it ends where this call's ends."""
+    whole = call(name, 300)
+    wanted = [one.clone() for one in whole.run()]
+    for rows in (64, 300, 17, 129, 64):
+        whole.poison(0x55)
+        inputs = [one[:rows] if isinstance(one, torch.Tensor) and one.shape[0] == 300 else one for one in whole.inputs]
+        Call(whole.op, tuple(inputs), tuple(one[:rows] for one in whole.outs)).run()
+        for found, one in zip(whole.outs, wanted, strict=True):
+            assert same_bits(found[:rows], one[:rows])
+            assert bool((found[rows:].contiguous().view(torch.uint8) == 0x55).all())
+
+
+@pytest.mark.parametrize("name", ("mhc_pre", "mhc_post_pre"))
+def test_more_weights_than_are_remembered(name: str) -> None:
+    """Each call has those it was given: 300 of them, in turn, twice."""
+    made = call(name, 17)
+    place = 1 if name == "mhc_pre" else 4
+    every = torch.stack([made.inputs[place]] * 300)
+    every *= torch.linspace(0.5, 1.5, 300, device="cuda")[:, None, None]
+    for which in (*range(0, 300, 50), *range(300), *range(0, 300, 50)):
+        inputs = (*made.inputs[:place], every[which], *made.inputs[place + 1 :])
+        found = [one.clone() for one in Call(made.op, inputs, made.outs).run()]
+        if which % 50 == 0:
+            moved = (*made.inputs[:place], every[which].clone(), *made.inputs[place + 1 :])
+            wanted = Call(made.op, moved, made.outs).run()
+            assert all(same_bits(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize("hc_eps", (0.0, 1e-30, 1e-6))
+@pytest.mark.parametrize("rows", (FEW, 17))
+@pytest.mark.parametrize("name", ("mhc_pre", "mhc_post_pre"))
+def test_combs_whose_columns_have_next_to_nothing(name: str, rows: int, hc_eps: float) -> None:
+    """Three columns' sums are 1e-26 of the fourth's, their product is no float: all the same they divide."""
+    made = call(name, rows).poison(0xFF)
+    inputs = list(made.inputs)
+    fn, base, scale, _, _, at = inputs[-7:-1]
+    assert fn.shape == (24, 4 * 4096) and at == 1e-6
+    scale[2] = 0
+    slopes = torch.tensor([0.0, 0.3, -0.2, 0.1])
+    base[8:].view(4, 4).copy_(torch.tensor([60.0, 0.0, 0.1, -0.2]) + torch.arange(4.0)[:, None] * slopes)
+    inputs[-2] = hc_eps
+    comb = Call(made.op, tuple(inputs), made.outs).run()[-1]
+    wanted = base[8:].view(4, 4).double().softmax(1) + hc_eps
+    wanted = wanted / (wanted.sum(0) + hc_eps)
+    for _ in range(inputs[-1] - 1):
+        wanted = wanted / (wanted.sum(1, keepdim=True) + hc_eps)
+        wanted = wanted / (wanted.sum(0) + hc_eps)
+    torch.testing.assert_close(comb.double(), wanted.expand(rows, 4, 4), rtol=1e-4, atol=0)
+
+
 @pytest.mark.parametrize("rows", (FEW, 17))
 def test_streams_of_the_kernel_before_are_waited_for(rows: int) -> None:
     """Launches overlap: what a long kernel writes last is read at once by a short one.
