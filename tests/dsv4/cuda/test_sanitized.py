@@ -55,6 +55,13 @@ def test_racecheck_does_not_follow_an_arrival_for_a_warp() -> None:
     assert "dsv4_planted" in output
 
 
+def test_initcheck_does_not_follow_the_copying_unit() -> None:
+    """What it wrote is taken for unwritten: once it is not, no out need be written before."""
+    status, output = sanitized("initcheck", "copied out")
+    assert status == FOUND, output[-3000:]
+    assert "Uninitialized access" in output and "by cudaMemcpy source" in output
+
+
 @pytest.mark.parametrize("tool", TOOLS)
 def test_a_planted_fault_is_found(tool: str) -> None:
     """Control: one kernel with the fault that the tool is for."""
