@@ -231,10 +231,16 @@ int steps_for(int tokens, int parts) {
   return steps < kMostSteps ? steps : kMostSteps;
 }
 
+// From which on clusters' kernels make combs: of factors for rows and columns, which without an eps may grow with each
+// iteration.
+constexpr float kLeastEps = 1e-16f;
+
 template <Hyper kHyper>
 void launch_whole(const Call& call, MixArguments& m, CollapseArguments& c) {
   constexpr bool kMixing = kHyper == Hyper::post_pre;
-  if (launch_resident(call, m, c, kHyper) || launch_in_clusters(call, m, c, kHyper)) return;
+  if (kHyper == Hyper::head || c.hc_eps >= kLeastEps) {
+    if (launch_resident(call, m, c, kHyper) || launch_in_clusters(call, m, c, kHyper)) return;
+  }
   c.parts = m.hidden / kColumns;
   m.partial = reinterpret_cast<uint8_t*>(c.layer_in);
   m.steps = steps_for(m.tokens, c.parts);

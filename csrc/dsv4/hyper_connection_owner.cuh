@@ -16,9 +16,9 @@ __device__ inline float reciprocal(float v) {
 // other three, and `product` is that of all four, so nothing is divided by before the end. `scale`, a power of two,
 // keeps what is multiplied near one: a divisor comes out times product * scale, which is from one to two.
 //
-// The first divisors may be as small as eps, or smaller, and are divided by at once: the product of four would be zero.
-// Later ones are near one: a row has a quarter of its softmax in one column, a sixteenth of that column's sum at least,
-// and sums are between those of before from then on.
+// The first divisors may be as small as four eps, and are divided by at once: the product of four would be zero. Later
+// ones are near one: a row has a quarter of its softmax in one column, a sixteenth of that column's sum at least, and
+// sums are between those of before from then on.
 struct Sinkhorn {
   float k[4][4], row[4] = {1, 1, 1, 1}, column[4], product = 1, scale = 1;
 
