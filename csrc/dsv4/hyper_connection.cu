@@ -231,14 +231,18 @@ int steps_for(int tokens, int parts) {
   return steps < kMostSteps ? steps : kMostSteps;
 }
 
-// From which on clusters' kernels make combs: of factors for rows and columns, which without an eps may grow with each
-// iteration.
-constexpr float kLeastEps = 1e-16f;
+// Whether clusters' kernels may make combs. They make them of factors for rows and columns, which without an eps, or in
+// many iterations, may grow until they are no floats; and of four divisors' product.
+bool of_factors(const CollapseArguments& c) {
+  constexpr float kLeastEps = 1e-16f, kMostEps = 1;
+  constexpr int kMostIterations = 100;
+  return c.hc_eps >= kLeastEps && c.hc_eps <= kMostEps && c.iterations <= kMostIterations;
+}
 
 template <Hyper kHyper>
 void launch_whole(const Call& call, MixArguments& m, CollapseArguments& c) {
   constexpr bool kMixing = kHyper == Hyper::post_pre;
-  if (kHyper == Hyper::head || c.hc_eps >= kLeastEps) {
+  if (kHyper == Hyper::head || of_factors(c)) {
     if (launch_resident(call, m, c, kHyper) || launch_in_clusters(call, m, c, kHyper)) return;
   }
   c.parts = m.hidden / kColumns;

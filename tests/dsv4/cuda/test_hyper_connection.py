@@ -164,17 +164,30 @@ second's comes to factors for rows and columns that are far apart, and what make
 @pytest.mark.parametrize("name", ("mhc_pre", "mhc_post_pre"))
 def test_combs_with_any_eps(name: str, rows: int, logits: list[list[float]], hc_eps: float) -> None:
     """Next to none, too: another kernel divides by sums one by one then."""
+    check_combs(name, rows, logits, hc_eps, 20)
+
+
+@pytest.mark.parametrize(("hc_eps", "iterations"), ((1e-6, 1), (1e-6, 100), (1e-6, 2000), (1.0, 20), (5e9, 2)))
+@pytest.mark.parametrize("rows", (FEW, 17))
+@pytest.mark.parametrize("name", ("mhc_pre", "mhc_post_pre"))
+def test_combs_of_many_iterations_or_with_a_huge_eps(name: str, rows: int, hc_eps: float, iterations: int) -> None:
+    """Of factors they are NaN with 2,000 iterations, or with a divisor of 1e10: the other kernel makes these, too."""
+    check_combs(name, rows, [[0, -1, -2, -4], [-1, -1, -1, -2], [1, 1, 1, -2], [1, -2, 1, -1]], hc_eps, iterations)
+
+
+def check_combs(name: str, rows: int, logits: list[list[float]], hc_eps: float, iterations: int) -> None:
+    """Of logits that are the same for all tokens, against float64."""
     made = call(name, rows).poison(0xFF)
     inputs = list(made.inputs)
     fn, base, scale, _, _, at = inputs[-7:-1]
     assert fn.shape == (24, 4 * 4096) and at == 1e-6
     scale[2] = 0
     base[8:].view(4, 4).copy_(torch.tensor(logits))
-    inputs[-2] = hc_eps
+    inputs[-2:] = hc_eps, iterations
     comb = Call(made.op, tuple(inputs), made.outs).run()[-1]
     wanted = base[8:].view(4, 4).double().softmax(1) + hc_eps
     wanted = wanted / (wanted.sum(0) + hc_eps)
-    for _ in range(inputs[-1] - 1):
+    for _ in range(iterations - 1):
         wanted = wanted / (wanted.sum(1, keepdim=True) + hc_eps)
         wanted = wanted / (wanted.sum(0) + hc_eps)
     torch.testing.assert_close(comb.double(), wanted.expand(rows, 4, 4), rtol=1e-3, atol=0)
