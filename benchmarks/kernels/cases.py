@@ -14,8 +14,8 @@ from dsv4.cache.pages import Format
 from dsv4.ops.attention import decode_splits
 
 ROWS = (1, 2, 8, 64, 256, 512, 1023, 2048, 8192)
-HYPER_ROWS = (1, 2, 8, 16, 64, 256, 512, 1023, 2048, 4096, 8192)
-"""With the fewest of the kernel for many."""
+HYPER_ROWS = tuple(sorted((*ROWS, 16, 4096)))
+"""With the fewest of the kernel for many rows, and one more of those that have a target."""
 KEYS = 640
 STATE_BYTES = 584
 

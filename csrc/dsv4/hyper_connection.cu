@@ -232,7 +232,7 @@ int steps_for(int tokens, int parts) {
 }
 
 // Whether clusters' kernels may make combs. They make them of factors for rows and columns, which without an eps, or in
-// many iterations, may grow until they are no floats; and of four divisors' product.
+// many iterations, may grow until they are no floats; and with a large one four divisors' product is none.
 bool of_factors(const CollapseArguments& c) {
   constexpr float kLeastEps = 1e-16f, kMostEps = 1;
   constexpr int kMostIterations = 100;

@@ -14,9 +14,10 @@ __device__ inline float reciprocal(float v) {
 
 // comb_ij = k_ij row_i column_j / product. A divisor is a sum of comb plus eps; rows or columns take the product of the
 // other three, and `product` is that of all four, so nothing is divided by before the end. `scale`, a power of two,
-// keeps what is multiplied near one: a divisor comes out times product * scale, which is from one to two.
+// keeps divisors near one: they come out times product * scale, which is from one to two. Rows and columns do not stay
+// there: what one has too much the other has too little, and that changes with each half of an iteration.
 //
-// The first divisors may be as small as four eps, and are divided by at once: the product of four would be zero. Later
+// The first divisors may be as small as five eps, and are divided by at once: the product of four would be zero. Later
 // ones are near one: a row has a quarter of its softmax in one column, a sixteenth of that column's sum at least, and
 // sums are between those of before from then on.
 struct Sinkhorn {

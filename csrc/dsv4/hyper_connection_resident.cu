@@ -149,7 +149,7 @@ bool describe_boxes(Arguments& a) {
   const auto layer = [&](CUtensorMap& made) {
     return describe<3>(made, kBf16, a.mix.y, {kRow / 2, tokens, kAll}, {kBytes, kRow}, {kRow / 2, kTile, kGroups});
   };
-  return streams(a.streams, a.mix.residual) && before.weights.find(a.weights, a.mix.fn, 0, weights) &&
+  return streams(a.streams, a.mix.residual) && before.weights.find(a.weights, a.mix.fn, kSums, weights) &&
          (kHyper != Hyper::post_pre ||
           (streams(a.mixed, a.mix.mixed) && before.layers.find(a.layer, a.mix.y, a.mix.tokens, layer)));
 }

@@ -78,9 +78,8 @@ struct Arguments {
   }
 };
 
-// A cluster's tiles: of as many neighbours as there are clusters, one each. So clusters are near each other in memory
-// at any time, and where that is slow none is left behind. Each block owns one token of every two tiles: half of them
-// the first's.
+// A cluster's tiles: clusters take them in turn, so that they are near each other in memory at any time, and where that
+// is slow none is left behind. Blocks 0 to 7 own the tokens of its even tiles, 8 to 15 those of its odd ones.
 struct Share {
   int rank, first, step;  // the first tile's first token, and how much further the next tile's is
   int tiles, count;       // `count` of tokens

@@ -33,8 +33,8 @@ __device__ inline void meet(Barrier which) {
 // -- copies that count the bytes that are there ------------------------------------------------------------
 // Where `real` is false they are asked for by no one: so their code has been there before it is waited for.
 //
-// What is read stays in the L2 cache while there is something else that can leave, and what is written leaves first: so
-// reads do not have to wait until it does.
+// Boxes that are read stay in the L2 cache while there is something else that can leave, and those that are written
+// leave first: so reads do not have to wait until they do.
 constexpr uint64_t kStays = 0x14f0000000000000;   // as createpolicy makes it for L2::evict_last
 constexpr uint64_t kLeaves = 0x12f0000000000000;  // and for L2::evict_first
 
